@@ -82,12 +82,12 @@ import slow
 saver = AsyncSaver("process")
 saver.warm_up()
 # A process that loads data, forked: it has everything that this one has.
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
 child.start()
 print(saver.backend.worker.pid, child.pid)
 saver.save({"w": torch.ones(1 << 20)}, storage_writer=slow.Writer("checkpoint"))
 print("saving")
-time.sleep(60)
+time.sleep(600)
 """
 SLOW = """
 import os, time
@@ -96,7 +96,7 @@ from dcp_fs import FileSystemWriter
 class Writer(FileSystemWriter):
     def write_data(self, plan, planner):
         open("writing", "w").close()
-        time.sleep(60)
+        time.sleep(600)
 """
 
 

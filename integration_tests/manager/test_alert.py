@@ -9,7 +9,9 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -101,8 +103,9 @@ def test_steps_without_a_reason_exchange_nothing(
 def one_reason(root: str, kind: str, last: int) -> list[int]:
     """Return the steps that are saved if the last rank has a reason in step 3 of `last`; the ranks keep step."""
     policy = EverySteps(1000) | OnSignal() | OnRequest() | EverySeconds(1.0 if kind == "time" else 1000.0)
-    saved = []
-    with CheckpointManager(root, save_policy=policy) as manager:
+    saved, now = [], [0.0]
+    clock = mock.patch("dcp_manager.manager.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with clock, CheckpointManager(root, save_policy=policy) as manager:
         for step in range(1, last + 1):
             dist.barrier()
             if step == 3 and dist.get_rank() == dist.get_world_size() - 1:
@@ -111,7 +114,7 @@ def one_reason(root: str, kind: str, last: int) -> list[int]:
                 if kind == "request":
                     manager.request_save()
             if step == 3 and kind == "time":
-                time.sleep(1.1)
+                now[0] += 1.1
             if manager.maybe_save(step, state(step)):
                 saved.append(step)
             if manager.preempted or (kind == "time" and saved):

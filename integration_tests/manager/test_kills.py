@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from torch.distributed.tensor import Shard
 from dcp_core import DcpError
 from dcp_core.testing.sharding import distribute
 from dcp_io import verify_checkpoint
+from dcp_io.stores.store import TEMPORARY_SUFFIX
 from dcp_manager import CheckpointManager, EverySteps, KeepEvery, KeepLast
 
 KEEP_LAST, KEEP_EVERY = 3, 10
@@ -121,7 +123,8 @@ def test_killed_runs_resume_and_leave_no_debris(ranks: Any, tmp_path: Path, kill
         if there:
             assert verify_checkpoint(tmp_path / f"step-{newest}").ok
         seen = newest
-    time.sleep(5)  # what is fresh may still be somebody's
+    for path in tmp_path.rglob(f"*{TEMPORARY_SUFFIX}"):  # what is fresh may still be somebody's
+        os.utime(path, (1000, 1000))
     last = seen + 5
     while last % 100 in (*FULL, FULL.stop, FULL.stop + 1):
         last += 5

@@ -277,7 +277,7 @@ import dcp_all as dcp
 tiers = dcp.Tiers([dcp.Tier("near"), dcp.Tier("far", rate_bytes_per_second=RATE)])
 policy = dcp.EverySteps(1000) | dcp.OnSignal()
 state = {"weight": torch.zeros(1 << 18), "step": 0}
-with dcp.CheckpointManager(tiers, save_policy=policy, preemption_timeout_seconds=3) as manager:
+with dcp.CheckpointManager(tiers, save_policy=policy, preemption_timeout_seconds=LIMIT) as manager:
     print("training", flush=True)
     for step in range(1, 100_000):
         time.sleep(0.01)
@@ -290,9 +290,9 @@ with dcp.CheckpointManager(tiers, save_policy=policy, preemption_timeout_seconds
 """
 
 
-@pytest.mark.parametrize(("rate", "arrives"), [(1e9, True), (1e3, False)])  # 1 MiB: 17 minutes
-def test_preemption_promotes_as_far_as_it_goes(rate: float, arrives: bool, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TRAINER.replace("RATE", str(rate))]
+@pytest.mark.parametrize(("rate", "limit", "arrives"), [(1e9, 200, True), (1e3, 8, False)])  # 1 MiB: 17 minutes
+def test_preemption_promotes_as_far_as_it_goes(rate: float, limit: int, arrives: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAINER.replace("RATE", str(rate)).replace("LIMIT", str(limit))]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "training\n"

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,12 +72,14 @@ def test_a_short_phase_reports_nothing(observer: Observer, monkeypatch: pytest.M
 
 
 def test_events_have_pauses_between_them(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL_SECONDS", 0.05)
-    start = time.monotonic()
+    now = [0.0]
+    monkeypatch.setattr(module, "INTERVAL_SECONDS", 0.25)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     with count_progress(BEGUN):
-        while time.monotonic() - start < 0.2:
+        for _ in range(1024):
+            now[0] += 1 / 1024
             find_progress()(1)
-    assert 1 <= len(observer.events) <= (time.monotonic() - start) / 0.05
+    assert [event.time for event in observer.events] == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_nothing_is_counted_where_nobody_observes(registry: PluginRegistry) -> None:

@@ -29,7 +29,7 @@ class Started:
         start = subprocess.Popen
 
         def sleeper(command: Any, **options: Any) -> Any:
-            return start([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=options["pass_fds"])
+            return start([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=options["pass_fds"])
 
         monkeypatch.setattr(worker_process.subprocess, "Popen", sleeper)
         self.ended = threading.Event()

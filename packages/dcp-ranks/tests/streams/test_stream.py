@@ -227,7 +227,7 @@ def test_nothing_is_sent_after_a_goodbye(end):
 
 
 def test_closing_ends_a_send():
-    with unread() as (stream, _):
+    with unread() as (stream, far):
         errors = []
 
         def work():
@@ -238,7 +238,7 @@ def test_closing_ends_a_send():
 
         thread = threading.Thread(target=work)
         thread.start()
-        time.sleep(0.05)
+        far.recv(1)  # it has begun
         stream.close()
         thread.join()
         assert [error.reason for error in errors] == ["this rank has closed it"]

@@ -200,6 +200,7 @@ def test_without_threads_requests_are_made_in_the_callers(monkeypatch):
 # The request is answered when the interpreter is ending already: its thread must not return then.
 ENDS = """
 import os, signal, sys, time
+from pathlib import Path
 import torch.distributed as dist
 from dcp_ranks.transport.store_wire import TimedStore
 from dcp_ranks.transport import store_wire
@@ -214,7 +215,9 @@ store = TimedStore(dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False, wai
 store.check(["a"])
 store.timeout_seconds = 0.1
 os.kill(int(sys.argv[2]), signal.SIGSTOP)
-time.sleep(0.2)  # the signal may take effect after one more answer
+states = lambda: {path.read_text().rpartition(") ")[2][0] for path in Path("/proc", sys.argv[2], "task").glob("*/stat")}
+while states() != {"T"}:  # the signal may take effect after one more answer
+    time.sleep(0.01)
 call = store.check if sys.argv[3] == "request" else lambda _: store.ask(store.underlying_store.clone)
 try:
     call(["a"])
