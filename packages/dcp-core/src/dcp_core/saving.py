@@ -193,11 +193,10 @@ class _Save:
 
         Ranks: the coordinator, or every rank without one.
         """
-        whole = [
-            self.exchange.unpack_results(one, rank) if self.exchange and isinstance(one, PackedResults) else one
-            for rank, one in enumerate(results)
-        ]
-        self.writer.finish(metadata=self.metadata, results=whole)
+        for rank, one in enumerate(results):
+            if self.exchange and isinstance(one, PackedResults):
+                results[rank] = self.exchange.unpack_results(one, rank)  # frees what ranks of one form share
+        self.writer.finish(metadata=self.metadata, results=results)
         # A Metadata would unpickle as stock's class on the other ranks; send its fields.
         return None if self.writer.reads_back else dict(vars(self.metadata))
 

@@ -172,14 +172,16 @@ class _EvenCuts:
         index = replace(self.index, tensor_chunks=counts)
         index.object_names, index.object_owner = others.object_names, others.object_owner
         shapes, into = index.shape_starts().tolist(), index.box_starts().tolist()
+        # Most of the memory of a plan of many ranks.
+        kind = np.int32 if int(index.tensor_shape.max(initial=0)) < 1 << 31 else np.int64
         for name in ("chunk_offsets", "chunk_sizes"):
             scaled = np.concatenate([getattr(merged, name) // self.unit[place], getattr(others, name)])
-            numbers = np.empty(into[-1], np.int64)
+            numbers = np.empty(into[-1], kind)
             for row, begin in enumerate(begins.tolist()):
                 if dims[row]:
                     part = numbers[into[row] : into[row + 1]]
                     boxes = scaled[begin : begin + len(part)].reshape(-1, dims[row])
-                    np.multiply(boxes, unit[shapes[row] : shapes[row + 1]], out=part.reshape(boxes.shape))
+                    part.reshape(boxes.shape)[:] = boxes * unit[shapes[row] : shapes[row + 1]]
             setattr(index, name, numbers)
         return index
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +31,7 @@ from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns
 from dcp_manifest.index.stored_items import StoredItems, join_items
 from dcp_ranks import Coordinator
+from dcp_ranks.transport.store_wire import decode, encode
 
 __all__ = ["RANK_PLANS", "PackedResults", "PlanExchange"]
 
@@ -90,6 +92,8 @@ class PlanExchange:
     _token: bytes | None = field(init=False, default=None)
     _final: Sequence[PlannedRows | None] = field(init=False, default=())
     _briefs: list[Brief | _Offer] = field(init=False, default_factory=list)
+    # Locations by their digest: ranks of one form share them.
+    _places: dict[bytes, ItemColumns] = field(init=False, default_factory=dict)
 
     def run(self, plan_locally: Callable[[], SavePlan], plan_globally: PlanGlobally) -> SavePlan:
         """Return this rank's part of the global plan, which the coordinator makes with `plan_globally`.
@@ -120,18 +124,22 @@ class PlanExchange:
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
         tensors = int(self._columns.table.tensor_chunks.sum())
-        packed = pack(written.stored, tensors, self._known.layout if self._known else b"")
+        level = int(self.coordinator.world_size >= MANY_RANKS)
+        packed = pack(written.stored, tensors, self._known.layout if self._known else b"", level=level)
         self._layout = packed.layout
         return packed
 
     def unpack_results(self, packed: PackedResults, rank: int) -> list[WriteResult]:
         """Return a rank's results, and cache its locations. Called on the coordinator."""
         planned, known = self._final[rank], None if self._global is None else self._global.layouts[rank]
-        places = packed.places
-        if places is None and known is not None:
+        places = self._places.get(packed.layout)
+        if places is None and packed.places is not None:
+            places = decode(zlib.decompress(packed.places))
+        elif places is None and known is not None:
             places = known.get(packed.layout)
         if places is None or planned is None:
             raise RuntimeError("a rank sent no locations of its items")
+        self._places[packed.layout] = places
         if known is not None:
             known.put(packed.layout, places)
         tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
@@ -239,9 +247,9 @@ class PlanExchange:
         # None for a rank with items that are not in the metadata's index.
         rows_of_names: dict[int, npt.NDArray[np.int64]] = {}
         rows = [None if records is None else planned_rows(one, records, rows_of_names) for one in chosen]
-        self._final = rows
+        self._final = [None if one is None else replace(one, chosen=None, chosen_from=None) for one in rows]
+        whole = [one for one in self._final if one is not None]
         sets = compared_values(all_plans)
-        whole = [replace(one, chosen=None, chosen_from=None) for one in rows if one is not None]
         known = [offer for offer in offers if offer.known]
         # Each save must report replicated values that differ. Plans of one form share their digests.
         digests = {id(plan.digests): plan.digests or {} for plan in all_plans}.values()
@@ -394,18 +402,18 @@ class PackedResults:
     blocks: BlockColumns | None
     objects: ItemColumns
     layout: bytes
-    places: ItemColumns | None
-    """None if the coordinator has them."""
+    places: bytes | None
+    """Compressed `ItemColumns`, which ranks of one form share; None if the coordinator has them."""
 
 
-def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
-    """Return write results (chunks, then objects) without known locations."""
+def pack(stored: StoredItems, tensors: int, known_layout: bytes, *, level: int = 1) -> PackedResults:
+    """Return write results (chunks, then objects) without known locations; `level` is that of zlib."""
     columns = stored.columns
-    first = join_items([columns], np.arange(tensors))
+    first = join_items([columns], np.arange(tensors), narrow=True)
     layout = hashlib.blake2b(repr((len(stored.files), stored.chains)).encode(), digest_size=16)
     for name in _PLACES:
         layout.update(np.ascontiguousarray(getattr(first, name)).data)
-    digest = layout.digest()
+    digest, places = layout.digest(), replace(first, crc32=_NONE, running_crcs=_NONE, blocks=None)
     return PackedResults(
         stored.files,
         stored.chains,
@@ -414,14 +422,5 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
         first.blocks,
         join_items([columns], np.arange(tensors, len(stored))),
         digest,
-        None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE, blocks=None),
+        None if digest == known_layout else zlib.compress(encode(places), level),
     )
-
-
-def _narrow(columns: ItemColumns) -> ItemColumns:
-    changes = {}
-    for name in ("offset", "length", "stored_bytes", "file", "lead"):
-        numbers = getattr(columns, name)
-        dtype = np.min_scalar_type(int(numbers.max())) if len(numbers) else numbers.dtype
-        changes[name] = numbers.astype(dtype)
-    return replace(columns, **changes)

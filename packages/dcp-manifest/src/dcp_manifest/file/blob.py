@@ -28,6 +28,7 @@ __all__ = [
     "first_blocks",
     "index_crc32",
     "pack",
+    "pack_parts",
     "pack_strings",
     "read_footer",
     "unpack_strings",
@@ -89,7 +90,13 @@ class Blob:
 
 
 def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Pack columns, their block CRCs, and `metadata` (as JSON); return blob and `index_crc32`.
+    """Return `pack_parts` as one."""
+    parts, crc = pack_parts(columns, metadata)
+    return b"".join(parts), crc
+
+
+def pack_parts(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[list[Buffer], int]:
+    """Pack columns, their block CRCs, and `metadata` (as JSON); return the blob's parts and `index_crc32`.
 
     Equal input gives equal bytes.
     """
@@ -114,7 +121,7 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[
     header = f"{{{','.join(entries)}}}".encode()
     header += b" " * (-len(header) % _ALIGNMENT)
     blob[0] = len(header).to_bytes(_PREFIX_BYTES, "little") + header
-    return b"".join(blob), zlib.crc32(block_crcs.data, zlib.crc32(blob[0]))
+    return blob, zlib.crc32(block_crcs.data, zlib.crc32(blob[0]))
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from itertools import chain
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from dcp_manifest.file.blob import (
     MAJOR_WITHOUT_RUNS,
     UTF8,
     Footer,
-    pack,
+    pack_parts,
     pack_strings,
 )
 from dcp_manifest.index.column_runs import ColumnRuns
@@ -55,6 +56,7 @@ from dcp_manifest.index.schema import (
     check_relative_path,
 )
 from dcp_manifest.stock.stock_write import stock_head, stub_head, unreadable_reason
+from dcp_manifest.types import Buffer
 
 __all__ = ["encode", "narrow"]
 
@@ -87,17 +89,17 @@ def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes |
     head += bytes(-len(head) % _ALIGNMENT)
     footer = Footer(
         manifest_offset=len(head),
-        manifest_bytes=len(manifest),
+        manifest_bytes=sum(map(len, manifest)),
         head_crc32=zlib.crc32(head),
-        manifest_crc32=zlib.crc32(manifest),
+        manifest_crc32=reduce(lambda crc, part: zlib.crc32(part, crc), manifest, 0),
         index_crc32=index_crc32,
         flags=flags,
         major=major,
     )
-    return b"".join((head, manifest, footer.to_bytes()))
+    return b"".join((head, *manifest, footer.to_bytes()))
 
 
-def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[bytes, int, int]:
+def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[list[Buffer], int, int]:
     if index.info is None:
         raise UnsupportedFormatError(
             "an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo"
@@ -115,9 +117,12 @@ def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[bytes, in
         raise UnsupportedFormatError(f"the index cannot be written: {error}") from error
     tables = {"chunk": index.chunk_items, "object": index.object_items}
     stored = [name for name, items in tables.items() if items is not None]
-    manifest, index_crc32 = pack(columns.stored, {"info": asdict(index.info), "rows": columns.rows, "stored": stored})
+    manifest, index_crc32 = pack_parts(
+        columns.stored, {"info": asdict(index.info), "rows": columns.rows, "stored": stored}
+    )
     numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
-    if max(columns.rows.values()) > len(manifest) or numbers > len(manifest) * MAX_NUMBERS_PER_BYTE:
+    limit = sum(map(len, manifest))
+    if max(columns.rows.values()) > limit or numbers > limit * MAX_NUMBERS_PER_BYTE:
         if columns.has_runs:
             return _write_manifest(index, finds_runs=False)
         raise UnsupportedFormatError("the index cannot be written: it has more equal rows than readers accept")
@@ -142,7 +147,7 @@ class _Columns:
             if not (self.finds_runs and column.may_be_runs and self._add_runs(name, values)):
                 self.stored[name] = narrow(values, collapse=column.is_collapsed)
         else:
-            self.stored[name] = values.astype(column.dtype)
+            self.stored[name] = values.astype(column.dtype, copy=False)
 
     def _add_runs(self, name: str, values: Numbers) -> bool:
         top = int(values.max()) if len(values) > 1 else 0
@@ -171,7 +176,7 @@ def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Numbers:
     top = max(few)
     if collapse and top == min(few):
         values = values[:1]
-    return values.astype(np.min_scalar_type(top))
+    return values.astype(np.min_scalar_type(top), copy=False)
 
 
 def _add_tables(columns: _Columns, index: CheckpointIndex, parts: Sequence[CheckpointIndex]) -> None:
@@ -183,10 +188,10 @@ def _add_tables(columns: _Columns, index: CheckpointIndex, parts: Sequence[Check
 
     columns.add_fields((*TENSORS, *ALIASES, *OBJECTS), index)
     columns.rows["chunk"] = int(index.tensor_chunks.sum())
-    layouts = [BoxLayout(part.tensor_ndim.repeat(part.tensor_chunks)) for part in parts]
     for dim in range(int(index.tensor_ndim[index.tensor_chunks > 0].max(initial=0))):
         offsets, sizes = [], []
-        for part, layout in zip(parts, layouts, strict=True):
+        for part in parts:
+            layout = BoxLayout(part.tensor_ndim.repeat(part.tensor_chunks))
             if dim < layout.dims:
                 places = layout.places(dim)
                 offsets.append(narrow(part.chunk_offsets[places], collapse=False))
@@ -198,8 +203,7 @@ def _add_tables(columns: _Columns, index: CheckpointIndex, parts: Sequence[Check
 def _add_items(columns: _Columns, index: CheckpointIndex, parts: Sequence[CheckpointIndex]) -> None:
     chunks, objects = index.chunk_items, index.object_items
     own = [part.chunk_items for part in parts if part.chunk_items is not None]
-    tables = [_frames(items) for items in (*own, objects) if items is not None]
-    tables = [distinct(frames) for frames in tables] if len(parts) > 1 else tables
+    tables = [distinct(_frames(items)) for items in (*own, objects) if items is not None]
     frames = distinct(np.concatenate([np.zeros(0, np.uint64), *tables]))
     columns.add(COLUMNS["frame.lead"], frames >> np.uint64(32))
     columns.add(COLUMNS["frame.trail"], frames & np.uint64(0xFFFFFFFF))
@@ -210,7 +214,8 @@ def _add_items(columns: _Columns, index: CheckpointIndex, parts: Sequence[Checkp
         columns.add_fields(stored, chunks)
         rows = [narrow(np.searchsorted(frames, _frames(items)), collapse=False) for items in own]
         columns.add(COLUMNS["chunk.frame"], np.concatenate(rows))
-        columns.add(COLUMNS["tensor.running"], _per_tensor(index, chunks.running_counts()))
+        counts = [_per_tensor(part, items.running_counts()) for part, items in zip(parts, own, strict=True)]
+        columns.add(COLUMNS["tensor.running"], np.concatenate(counts))
         if chunks.blocks is not None:
             columns.add_fields(BLOCKS, chunks.blocks)
             columns.add(COLUMNS["tensor.blocks"], _per_tensor(index, chunks.blocks.counts))

@@ -246,14 +246,15 @@ class ItemColumns:
         kinds: U8 = _KINDS[self.framing, (self.chain > 0).astype(np.uint8), in_blocks.astype(np.uint8)]
         return kinds
 
-    def running_counts(self) -> I64:
+    def running_counts(self) -> U32:
         """Return the running CRCs per row: 0 without CRCs or in encoded blocks."""
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
-        firsts = range(0, len(bordered) or 1, CHUNKS_AT_ONCE)
-        counts: I64 = np.concatenate([border_counts(self.stored_bytes[at : at + CHUNKS_AT_ONCE]) for at in firsts])
-        counts *= bordered
+        counts = np.empty(len(bordered), np.uint32)
+        for start in range(0, len(bordered), CHUNKS_AT_ONCE):
+            part = slice(start, start + CHUNKS_AT_ONCE)
+            counts[part] = border_counts(self.stored_bytes[part]) * bordered[part]
         return counts
 
 
@@ -385,7 +386,7 @@ class CheckpointIndex:
         chunks, boxes, shapes = self.chunk_starts(), self.box_starts().tolist(), self.shape_starts().tolist()
         cuts = distinct(np.searchsorted(chunks, np.arange(0, chunks[-1], CHUNKS_AT_ONCE), "right") - 1).tolist()
         found = []
-        for start, stop in pairwise([*cuts, len(self.tensor_names)]):
+        for start, stop in pairwise([0, *cuts[1:], len(self.tensor_names)]):
             rows, own = slice(*chunks[[start, stop]].tolist()), slice(start, stop)
             part = replace(self, **{name: getattr(self, name)[own] for name in _OF_A_TENSOR})
             part.tensor_shape = self.tensor_shape[shapes[start] : shapes[stop]]
@@ -415,7 +416,7 @@ def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
     ends = np.zeros(len(index.files), np.uint64)
     for items in (index.chunk_items, index.object_items):
         if items is not None:
-            np.maximum.at(ends, items.file, items.offset + items.length)
+            np.maximum.at(ends, items.file, items.offset.astype(np.uint64) + items.length)
     return dict(zip(index.files, ends.tolist(), strict=True))
 
 

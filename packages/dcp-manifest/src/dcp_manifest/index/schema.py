@@ -415,7 +415,8 @@ def _check_items(items: ItemColumns, table: str, rows: Mapping[str, int]) -> Non
     _require(fits, f"a column of {table} items does not have {rows[table]} rows")
     too_long = len(items.length) and int(items.length.max()) > MAX_POSITION
     _require(not too_long, f"the length of a {table} is larger than any file")
-    fits = bool((items.lead + items.stored_bytes <= items.length).all())
+    # Subtraction cannot overflow, addition could.
+    fits = bool(((items.stored_bytes <= items.length) & (items.lead <= items.length - items.stored_bytes)).all())
     _require(fits, f"the stored range of a {table} reaches beyond its item")
     if items.blocks is not None:
         _check_fields(BLOCKS, items.blocks, rows)

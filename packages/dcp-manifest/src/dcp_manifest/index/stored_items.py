@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from dcp_manifest.index.columns import (
     CHUNKS_AT_ONCE,
@@ -27,6 +28,7 @@ __all__ = ["StoredItems", "block_columns", "join_items"]
 
 
 _NONE = np.zeros(0, np.uint32)
+_Rows = npt.NDArray[np.integer[Any]]
 
 
 class StoredItems(Sequence[StoredItem]):
@@ -74,8 +76,9 @@ class StoredItems(Sequence[StoredItem]):
         return cls(columns, tuple(files), tuple(chains)[1:])
 
     @classmethod
-    def joined(cls, parts: Sequence[StoredItems], rows: I64 | None = None) -> StoredItems:
-        """Concatenate; equal files and equal chains are stored once."""
+    def joined(cls, parts: Sequence[StoredItems], rows: _Rows | None = None) -> StoredItems:
+        """Concatenate; equal files and equal chains are stored once. Many rows get the narrowest dtypes."""
+        narrow = rows is not None and len(rows) > CHUNKS_AT_ONCE
         if rows is None and len(parts) == 1:
             return parts[0]
         files: dict[str, int] = {}
@@ -87,7 +90,7 @@ class StoredItems(Sequence[StoredItem]):
             pieces.append(
                 replace(part.columns, file=file_rows[part.columns.file], chain=chain_rows[part.columns.chain])
             )
-        return cls(join_items(pieces, rows), tuple(files), tuple(chains)[1:]) if pieces else cls.of([])
+        return cls(join_items(pieces, rows, narrow=narrow), tuple(files), tuple(chains)[1:]) if pieces else cls.of([])
 
     def take(self, rows: I64) -> StoredItems:
         """Return the items in these rows, in order."""
@@ -127,16 +130,22 @@ def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None
     )
 
 
-def join_items(parts: Sequence[ItemColumns], rows: I64 | None = None) -> ItemColumns:
-    """Concatenate tables, and take rows."""
+def join_items(parts: Sequence[ItemColumns], rows: _Rows | None = None, *, narrow: bool = False) -> ItemColumns:
+    """Concatenate tables, and take rows; `narrow` says whether in the narrowest dtypes."""
     if rows is None and len(parts) == 1:
         return parts[0]
-    own = slice(None) if rows is None else rows
-    joined = ItemColumns(
-        **{name: np.concatenate([getattr(part, name) for part in parts])[own] for name in OF_AN_ITEM},
-        running_crcs=np.concatenate([part.running_crcs for part in parts]),
-        blocks=None,
-    )
+    running = np.concatenate([part.running_crcs for part in parts])
+    if rows is not None and len(running):
+        borders = starts(np.concatenate([part.running_counts() for part in parts]))
+        crcs = (running[ranges(borders[some], borders[some + 1])] for _, some in _pieces(rows))
+        running, borders = np.concatenate([_NONE, *crcs]), starts(_NONE)  # the next columns need the memory
+    columns = {name: [getattr(part, name) for part in parts] for name in OF_AN_ITEM}
+    if narrow and rows is not None:
+        taken = {name: _take(columns[name], rows) for name in columns}
+    else:
+        own = slice(None) if rows is None else rows
+        taken = {name: np.concatenate(columns[name])[own] for name in columns}
+    joined = ItemColumns(**taken, running_crcs=running, blocks=None)
     if [part for part in parts if part.blocks]:
         none = [np.zeros(len(part), np.uint32) for part in parts]
         tables = [each.blocks or BlockColumns(no, no, _NONE, _NONE) for each, no in zip(parts, none, strict=True)]
@@ -147,15 +156,24 @@ def join_items(parts: Sequence[ItemColumns], rows: I64 | None = None) -> ItemCol
             crcs=np.concatenate([table.crcs for table in tables]),
         )
         joined.blocks = joined.blocks if rows is None else _take_blocks(joined.blocks, rows)
-    if rows is not None and len(joined.running_crcs):
-        borders = starts(np.concatenate([part.running_counts() for part in parts]))
-        cuts = np.array_split(rows, len(rows) // CHUNKS_AT_ONCE + 1)
-        crcs = [joined.running_crcs[ranges(borders[some], borders[some + 1])] for some in cuts]
-        joined.running_crcs = np.concatenate(crcs)
     return joined
 
 
-def _take_blocks(blocks: BlockColumns, rows: I64) -> BlockColumns | None:
+def _pieces(rows: _Rows) -> Iterator[tuple[slice, I64]]:
+    """Fewer rows at a time take less memory: numpy makes 64-bit numbers of indices."""
+    for start in range(0, len(rows), CHUNKS_AT_ONCE):
+        yield slice(start, start + CHUNKS_AT_ONCE), rows[start : start + CHUNKS_AT_ONCE].astype(np.int64)
+
+
+def _take(columns: Sequence[npt.NDArray[Any]], rows: _Rows) -> npt.NDArray[Any]:
+    joined = np.concatenate(columns)
+    taken = np.empty(len(rows), np.min_scalar_type(int(joined.max(initial=0))))
+    for place, some in _pieces(rows):
+        taken[place] = joined[some]
+    return taken
+
+
+def _take_blocks(blocks: BlockColumns, rows: _Rows) -> BlockColumns | None:
     counts, ends = blocks.counts[rows], blocks.starts()
     if not counts.any():
         return None

@@ -204,7 +204,7 @@ class RelayRound(StoreRound):
             return self._declare(self._partial(self._known())), {}
         self._wire.delete(self._own_keys)
         self._own_keys = []
-        return self._decide(conclude([self._told[rank] for rank in range(self._seat.world_size)]))
+        return self._decide(conclude([self._told.pop(rank) for rank in range(self._seat.world_size)]))
 
     def _decide(self, answer: Answer) -> tuple[Verdict, Answers]:
         answers = dict(enumerate(answer.each)) if answer.verdict.scattered else {}

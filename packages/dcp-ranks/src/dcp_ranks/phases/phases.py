@@ -229,10 +229,10 @@ class PhasedCoordinator(Coordinator):
             return Answer(Verdict(disagreement=steps))
         token = _check.set(partial(self._check_waited_for, number, phase))
         try:
-            values = [
-                own if rank == self.rank else None if outcome.value is None else decode(outcome.value)
-                for rank, outcome in enumerate(outcomes)
-            ]
+            values: list[Any] = []
+            for rank, outcome in enumerate(outcomes):
+                values.append(own if rank == self.rank else outcome.value and decode(outcome.value))
+                outcomes[rank] = replace(outcome, value=None)  # messages of many ranks take much memory
             found = answer(values)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             verdict = Verdict(failures=(failure_of(self.rank, error),))
