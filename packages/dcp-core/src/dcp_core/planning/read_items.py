@@ -21,6 +21,7 @@ from dcp_core.errors import UnsupportedValueError
 from dcp_core.planning.load_report import SHOWN_PROBLEMS, LoadProblem, NearNames, suggest
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import (
+    STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -47,6 +48,8 @@ __all__ = [
     "is_same_place",
     "plan_local_load",
 ]
+
+_Chunks = Sequence[ChunkStorageMetadata]
 
 
 @dataclass(slots=True)
@@ -93,13 +96,13 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
         elif columns is not None and columns.fits(fqn, value):
             columns.names.append(fqn)
             continue
-        entry = entries.get(stored)
-        if entry is None:
+        if stored not in entries:
             missing.append((fqn, stored))
             continue
         held = local_tensor(fqn, value)
+        entry, positions = _entry(stored, held, metadata, records)
         if isinstance(entry, TensorStorageMetadata):
-            _plan_tensor(planned, fqn, stored, value, held, entry, rules)
+            _plan_tensor(planned, fqn, stored, value, held, entry, rules, positions)
         elif isinstance(entry, BytesStorageMetadata) and held is None:
             nothing, kind = torch.Size((0,)), LoadItemType.BYTE_IO
             planned.items.append(ReadItem(kind, MetadataIndex(fqn), nothing, MetadataIndex(stored), nothing, nothing))
@@ -117,6 +120,16 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
     _report_names(planned, missing, state_dict, rules, None if records is None else records.index.info)
     _look_at_memory(planned, records)
     return planned
+
+
+def _entry(
+    stored: str, held: LocalTensor | None, metadata: Metadata, records: StateRecords | None
+) -> tuple[STORAGE_TYPES, Sequence[int] | None]:
+    """Return the entry of a value; of a tensor in many chunks, those that overlap local ones, and their positions."""
+    near = None
+    if records is not None and held is not None and not is_quantized_dtype(held.dtype):
+        near = records.near(stored, [(chunk.offsets, chunk.sizes) for chunk in held.chunks])
+    return (metadata.state_dict_metadata[stored], None) if near is None else near
 
 
 def _without_filled(
@@ -203,6 +216,7 @@ def _plan_tensor(
     held: LocalTensor | None,
     entry: TensorStorageMetadata,
     rules: LoadRules,
+    positions: Sequence[int] | None,
 ) -> None:
     if held is None:
         kind = type(value).__qualname__
@@ -214,7 +228,7 @@ def _plan_tensor(
         return
     if tuple(held.size) != tuple(entry.size):
         planned.resized[fqn] = tuple(entry.size), tuple(held.size)
-    planned.items.extend(_read_items(fqn, stored_name, entry, held.chunks))
+    planned.items.extend(_read_items(fqn, stored_name, entry, held.chunks, positions))
     planned.matched.append(fqn)
     if is_dtensor(value) or not hasattr(value, "__create_chunk_list__"):
         targets = [shard.get() for shard in held.shards]
@@ -256,30 +270,31 @@ def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[
 
 
 def create_read_items_for_chunk_list(
-    fqn: str, checkpoint_md: TensorStorageMetadata, local_chunks: Sequence[ChunkStorageMetadata]
+    fqn: str, checkpoint_md: TensorStorageMetadata, local_chunks: _Chunks
 ) -> list[ReadItem]:
     """Return a read item per overlap of a stored with a local chunk."""
-    return _read_items(fqn, fqn, checkpoint_md, local_chunks)
+    return _read_items(fqn, fqn, checkpoint_md, local_chunks, None)
 
 
 def _read_items(
-    fqn: str, stored_name: str, checkpoint_md: TensorStorageMetadata, local_chunks: Sequence[ChunkStorageMetadata]
+    fqn: str, stored_name: str, entry: TensorStorageMetadata, chunks: _Chunks, places: Sequence[int] | None
 ) -> list[ReadItem]:
     items: list[ReadItem] = []
-    stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in checkpoint_md.chunks]
-    for position, local in enumerate(local_chunks):
+    stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in entry.chunks]
+    for position, local in enumerate(chunks):
         box = (local.offsets, local.sizes)
         shared = overlaps(box, stored_boxes)
-        if 0 in local.sizes and is_quantized_dtype(checkpoint_md.properties.dtype):  # the quantizer must still be read
+        if 0 in local.sizes and is_quantized_dtype(entry.properties.dtype):  # the quantizer must still be read
             shared = [(at, *stored) for at, stored in enumerate(stored_boxes) if stored == box]
         for stored_position, offsets, sizes in shared:
-            stored = checkpoint_md.chunks[stored_position]
+            stored = entry.chunks[stored_position]
+            place = stored_position if places is None else places[stored_position]
             items.append(
                 ReadItem(
                     LoadItemType.TENSOR,
                     MetadataIndex(fqn, local.offsets, position),
                     _within(offsets, local),
-                    MetadataIndex(stored_name, stored.offsets, stored_position),
+                    MetadataIndex(stored_name, stored.offsets, place),
                     _within(offsets, stored),
                     torch.Size(sizes),
                 )

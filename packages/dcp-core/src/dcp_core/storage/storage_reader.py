@@ -24,7 +24,7 @@ from dcp_core.records.protocols import CheckpointId, LoadItemType, LoadPlan, Loa
 from dcp_core.shards.shards import box_view
 from dcp_core.storage.byte_storage import ByteStorage, collector_paused
 from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
-from dcp_core.tables.metadata_columns import StorageRecords, metadata_from_index
+from dcp_core.tables.metadata_columns import StorageRecords, metadata_from_index, records_of
 from dcp_core.tables.value_table import ReadColumns
 from dcp_core.tensors.kinds import copy_quantized, copy_wrapper, is_wrapper
 from dcp_core.tensors.tensor_memory import BoxCopy, DeviceCopies, copy_elements, tensor_bytes
@@ -284,7 +284,12 @@ def _note_changes(error: Exception, keys: Collection[str]) -> None:
 
 
 def _chunk(metadata: Metadata, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
-    entry, index = metadata.state_dict_metadata[item.storage_index.fqn], item.storage_index
+    index, records = item.storage_index, records_of(metadata, item.storage_index.fqn)
+    if records is not None and (row := records.tensors.get(index.fqn)) is not None:
+        box, known = records.box(row, index.index), records.dtypes[row]
+        if box is not None and known is not None and box[0] == index.offset:
+            return known, tuple(box[1])
+    entry = metadata.state_dict_metadata[index.fqn]
     if not isinstance(entry, TensorStorageMetadata):
         raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
     chunks, dtype = entry.chunks, entry.properties.dtype

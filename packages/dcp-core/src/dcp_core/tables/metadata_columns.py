@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dcp_core.errors import PlanError, UnsupportedValueError
@@ -53,6 +54,8 @@ __all__ = [
 ]
 
 Boxes = list[tuple[int, ...]]
+_Box = tuple[Sequence[int], Sequence[int]]
+_FEW_CHUNKS = 64
 
 
 class StateRecords:
@@ -158,6 +161,31 @@ class StateRecords:
         """Return a tensor's chunk offsets."""
         return self._boxes(self.index.chunk_offsets, row)
 
+    def box(self, row: int, position: int | None) -> _Box | None:
+        """Return a tensor's chunk (offsets, sizes); None if it has no such chunk."""
+        if position is None or not 0 <= position < self.chunk_starts[row + 1] - self.chunk_starts[row]:
+            return None
+        ndim = int(self.index.tensor_ndim[row])
+        own = slice(self._box_starts[row] + position * ndim, self._box_starts[row] + (position + 1) * ndim)
+        return tuple(self.index.chunk_offsets[own].tolist()), tuple(self.index.chunk_sizes[own].tolist())
+
+    def near(self, name: str, boxes: Sequence[_Box]) -> tuple[TensorStorageMetadata, list[int]] | None:
+        """Return a tensor's entry with the chunks that overlap `boxes` alone, and their positions; None for few chunks.
+
+        Records of all chunks of a large job take minutes, and gigabytes.
+        """
+        row, index, dims = self.tensors.get(name), self.index, {len(start) for start, _ in boxes}
+        if row is None or index.tensor_chunks[row] <= _FEW_CHUNKS or dims != {int(index.tensor_ndim[row])}:
+            return None
+        shape = index.tensor_shape[self._shape_starts[row] : self._shape_starts[row + 1]].tolist()
+        own = slice(self._box_starts[row], self._box_starts[row + 1])
+        offsets, sizes = (each[own].reshape(-1, len(shape)) for each in (index.chunk_offsets, index.chunk_sizes))
+        kept = np.zeros(len(offsets), np.bool_)
+        for start, extent in boxes:
+            kept |= (np.minimum(offsets + sizes, np.add(start, extent)) > np.maximum(offsets, start)).all(axis=1)
+        places: list[int] = np.flatnonzero(kept).tolist()
+        return self._entry(row, shape, zip(offsets[kept].tolist(), sizes[kept].tolist(), strict=True)), places
+
     def _boxes(self, numbers: np.ndarray[Any, np.dtype[np.int64]], row: int) -> Boxes:
         count = self.chunk_starts[row + 1] - self.chunk_starts[row]
         ndim = int(self.index.tensor_ndim[row])
@@ -169,7 +197,10 @@ class StateRecords:
     def _tensor(self, row: int) -> TensorStorageMetadata:
         index = self.index
         shape = index.tensor_shape[self._shape_starts[row] : self._shape_starts[row + 1]].tolist()
-        boxes = zip(self.offsets(row), self._boxes(index.chunk_sizes, row), strict=True)
+        return self._entry(row, shape, zip(self.offsets(row), self._boxes(index.chunk_sizes, row), strict=True))
+
+    def _entry(self, row: int, shape: Sequence[int], boxes: Iterable[_Box]) -> TensorStorageMetadata:
+        index = self.index
         return TensorStorageMetadata(
             properties=properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row])),
             size=torch.Size(shape),
@@ -177,11 +208,12 @@ class StateRecords:
         )
 
 
-def records_of(metadata: Metadata) -> StateRecords | None:
-    """Return unchanged metadata's `StateRecords`, or None."""
+def records_of(metadata: Metadata, key: str | None = None) -> StateRecords | None:
+    """Return unchanged metadata's `StateRecords`, or None. With `key`, its entry alone must be unchanged."""
     entries = metadata.state_dict_metadata
-    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
-    return source if isinstance(source, StateRecords) else None
+    if not isinstance(entries, LazyDict) or (entries.touched if key is None else dict.__contains__(entries, key)):
+        return None
+    return entries.source if isinstance(entries.source, StateRecords) else None
 
 
 class StorageRecords:
@@ -233,12 +265,10 @@ class StorageRecords:
             raise KeyError(key)
         if key.offset is None:
             return self._records.objects[key.fqn], self._index.object_items
-        row = self._records.tensors[key.fqn]
-        offsets = self._records.offsets(row)
-        wanted = tuple(key.offset)
-        hint = key.index
-        position = hint if hint is not None and 0 <= hint < len(offsets) and offsets[hint] == wanted else None
-        if position is None:
+        row, wanted, position = self._records.tensors[key.fqn], tuple(key.offset), key.index
+        hinted = self._records.box(row, position)
+        if position is None or hinted is None or hinted[0] != wanted:
+            offsets = self._records.offsets(row)
             if wanted not in offsets:
                 raise KeyError(key)
             position = offsets.index(wanted)
@@ -383,7 +413,7 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
         return index
     index = records.index
     parts, chunks = [one.stored for one in known], int(index.tensor_chunks.sum())
-    stored, objects = StoredItems.joined(parts, order[:chunks]), StoredItems.joined(parts, order[chunks:])
+    objects, stored = StoredItems.joined(parts, order[chunks:]), StoredItems.joined(parts, order[:chunks])
     written = replace(
         index,
         files=stored.files,
@@ -419,20 +449,20 @@ def planned_rows(
     return PlannedRows(index, chunks, objects, planned.whole, planned.object_bytes)
 
 
-def _order_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
-    index, chunks = source.index, int(source.index.tensor_chunks.sum())
-    parts = []
+def _order_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> npt.NDArray[Any] | None:
+    chunks = int(source.index.tensor_chunks.sum())
+    total, place = chunks + len(source.index.object_names), 0
+    order = np.full(total, total, np.min_scalar_type(total))
     for one in written:
         found = planned_rows(one.planned, source)
         if found is None:
             return None
-        parts += [found.chunks, chunks + found.objects]
-    rows = np.concatenate([np.zeros(0, np.int64), *parts])
-    order = np.full(chunks + len(index.object_names), -1)
-    if len(order) != len(rows) or (rows < 0).any() or (rows >= len(order)).any():
-        return None
-    order[rows] = np.arange(len(rows))
-    return None if (order < 0).any() else order
+        for rows in (found.chunks, chunks + found.objects):
+            if place + len(rows) > total or (len(rows) and not 0 <= rows.min() <= rows.max() < total):
+                return None
+            order[rows] = np.arange(place, place + len(rows))
+            place += len(rows)
+    return None if place < total or (order == total).any() else order
 
 
 def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:
