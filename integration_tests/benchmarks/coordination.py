@@ -1,6 +1,7 @@
-"""What ranks take to exchange their plans: up to 1,024 simulated ranks as real connections to a real TCPStore.
+"""What ranks take to exchange their plans: thousands of simulated ranks as real connections to a real TCPStore.
 
-`python -m integration_tests.benchmarks.coordination [--ranks 64,256,1024] [--json FILE]`. Every rank is a thread with a
+`python -m integration_tests.benchmarks.coordination [--ranks 64,256,1024] [--json FILE]`. Above 1,024 ranks, only with
+host leaders. Every rank is a thread with a
 store connection, a coordinator and peers of its own, in one of several processes; eight ranks pretend to share a host.
 A phase counts from the moment when the last rank has left the one before until the last rank has left it. Everything
 runs on one machine: what is measured is the work of all ranks together, done by the cores that there are.
@@ -44,6 +45,8 @@ PLAN_BYTES = 300_000
 CENTRAL_PLAN_BYTES = 3_000
 FINGERPRINT_BYTES = 32
 RANKS_PER_HOST = 8
+MOST_IN_STAR = 1024
+FRAME_BYTES = 25
 FAN_OUT = 16
 PHASES = {"agree": "ids agree", "plans": "first save: plans", "fingerprints": "unchanged save: fingerprints"}
 TIMEOUT_SECONDS = 300.0
@@ -74,7 +77,8 @@ class Result:
     store_cpu_seconds: float
     load: dict[str, dict[str, int]]
     """By phase, of the last round: requests to the store without polls (of all ranks, of the coordinator, and the most
-    of another rank), and the bytes set. Under `sockets`: those of the coordinator, and the most of another rank."""
+    of another rank), the bytes set there, and the bytes that reached the coordinator over connections. Under `sockets`:
+    those of the coordinator, and the most of another rank."""
 
 
 def main(given: Sequence[str]) -> None:
@@ -92,7 +96,8 @@ def main(given: Sequence[str]) -> None:
         _serve(*options.serve)
         return
     counts = [int(count) for count in options.ranks.split(",")]
-    settings = [Setting(count, leaders, options.rounds) for count in counts for leaders in (False, True)]
+    kinds = [(count, leaders) for count in counts for leaders in (False, True) if leaders or count <= MOST_IN_STAR]
+    settings = [Setting(count, leaders, options.rounds) for count, leaders in kinds]
     results = measure(settings, options.processes)
     _print(results)
     if options.json:
@@ -140,10 +145,11 @@ def _run(setting: Setting, players: Sequence[subprocess.Popen[str]]) -> Result:
     load: dict[str, dict[str, int]] = {}
     for _, counts in heard:
         for rank, phases, sockets in counts:
-            for phase, (requests, sent_bytes) in phases.items():
-                found = load.setdefault(phase, dict.fromkeys(("all", "coordinator", "other", "bytes"), 0))
+            for phase, (requests, sent_bytes, came_bytes) in phases.items():
+                found = load.setdefault(phase, dict.fromkeys(("all", "coordinator", "other", "bytes", "came"), 0))
                 found["all"] += requests
                 found["bytes"] += sent_bytes
+                found["came"] += 0 if rank else came_bytes
                 kind = "other" if rank else "coordinator"
                 found[kind] = max(found[kind], requests)
             most = load.setdefault("sockets", {"coordinator": 0, "other": 0})
@@ -219,14 +225,19 @@ def _play(setting: Setting, rank: int, connection: Any) -> tuple[list[list[float
     return [times for times, _ in played], (rank, played[-1][1], sockets)
 
 
-def _round(store: Any, rank: int, setting: Setting, peers: Peers) -> tuple[list[float], dict[str, tuple[int, int]]]:
+def _round(store: Any, rank: int, setting: Setting, peers: Peers) -> tuple[list[float], dict[str, Any]]:
     ranks, plan, fingerprint = setting.ranks, bytes(setting.plan_bytes), bytes(FINGERPRINT_BYTES)
-    times, load = [], {}
+    times, load, came = [], {}, [0]
 
     def leave(phase: str) -> None:
         times.append(time.monotonic())
-        load[phase], store.counts = store.counts, (0, 0)
+        load[phase], store.counts, came[0] = (*store.counts, came[0]), (0, 0), 0
 
+    def sort(link: Any, frame: Any) -> None:
+        came[0] += len(frame.body) + FRAME_BYTES
+        type(peers)._sort(peers, link, frame)
+
+    peers._sort = sort  # type: ignore[method-assign]
     with StoreCoordinator(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, peers=peers) as them:
         them.barrier("begin")
         leave("begin")
