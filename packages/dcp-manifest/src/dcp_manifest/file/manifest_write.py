@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
 from itertools import chain
 from typing import Any, cast
 
@@ -87,11 +86,14 @@ def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes |
         flags = 0 if reason is None else FLAG_STUB_HEAD
     # Aligned, so that readers can map the numbers in place. A pickle marks its own end, so padding may follow it.
     head += bytes(-len(head) % _ALIGNMENT)
+    manifest_crc32 = 0
+    for part in manifest:
+        manifest_crc32 = zlib.crc32(part, manifest_crc32)
     footer = Footer(
         manifest_offset=len(head),
         manifest_bytes=sum(map(len, manifest)),
         head_crc32=zlib.crc32(head),
-        manifest_crc32=reduce(lambda crc, part: zlib.crc32(part, crc), manifest, 0),
+        manifest_crc32=manifest_crc32,
         index_crc32=index_crc32,
         flags=flags,
         major=major,
