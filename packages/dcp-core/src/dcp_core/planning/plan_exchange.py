@@ -9,6 +9,7 @@ its cache, or requests all local plans, and replies with each rank's part.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import secrets
 import zlib
 from collections.abc import Callable, Hashable, Sequence
@@ -31,7 +32,6 @@ from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns
 from dcp_manifest.index.stored_items import StoredItems, join_items
 from dcp_ranks import Coordinator
-from dcp_ranks.transport.store_wire import decode, encode
 
 __all__ = ["RANK_PLANS", "PackedResults", "PlanExchange"]
 
@@ -134,7 +134,7 @@ class PlanExchange:
         planned, known = self._final[rank], None if self._global is None else self._global.layouts[rank]
         places = self._places.get(packed.layout)
         if places is None and packed.places is not None:
-            places = decode(zlib.decompress(packed.places))
+            places = pickle.loads(zlib.decompress(packed.places))
         elif places is None and known is not None:
             places = known.get(packed.layout)
         if places is None or planned is None:
@@ -422,5 +422,5 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes, *, level: int =
         first.blocks,
         join_items([columns], np.arange(tensors, len(stored))),
         digest,
-        None if digest == known_layout else zlib.compress(encode(places), level),
+        None if digest == known_layout else zlib.compress(pickle.dumps(places, 5), level),
     )
