@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from dcp_core import DcpError
 
-__all__ = [
-    "SaverClosedError",
-    "SaverDeadlineError",
-    "StagingMismatchError",
-    "WorkerError",
-    "WorkerLostError",
-]
-
 
 class StagingMismatchError(DcpError, RuntimeError):
     """A tensor changed during the copy, or its copy does not match its description; nothing is saved."""

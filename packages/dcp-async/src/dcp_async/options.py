@@ -10,16 +10,6 @@ from typing import Literal, get_args
 from dcp_core import PeerOptions
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = [
-    "AsyncCheckpointerType",
-    "Overlap",
-    "SaverOptions",
-    "Staging",
-    "WorkerOptions",
-    "check_overlap",
-    "saver_name",
-]
-
 Overlap = Literal["wait", "skip", "latest"]
 """Policy for a new save while an earlier one runs: `wait` for it, `skip` the new save, or replace the queued save
 (`latest`).

@@ -39,8 +39,6 @@ from dcp_core.records.protocols import CheckpointId
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncSaver", "async_save", "close_savers", "shared_saver"]
-
 
 class AsyncSaver:
     """Saver that copies state dicts and saves the copies in the background; a context manager.

@@ -24,19 +24,6 @@ from dcp_core.records.protocols import (
     takes,
 )
 
-__all__ = [
-    "STOCK",
-    "StorageBackend",
-    "absolute_id",
-    "absolute_id_for",
-    "adopted",
-    "open_reader",
-    "open_writer",
-    "read_metadata",
-    "resolve_storage",
-    "storage_for",
-]
-
 
 def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     """Make a path absolute, also in `file://` and `local://` URIs; other ids are unchanged.

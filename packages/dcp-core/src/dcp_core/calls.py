@@ -10,9 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
-__all__ = ["module_command", "outside_compile", "refuse_path", "with_positional_storage", "without_positional_path"]
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -41,8 +41,6 @@ from dcp_manifest.folders.folder import data_file_prefix
 from dcp_ranks import Coordinator, make_coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["Estimate", "RankEstimate", "estimate"]
-
 _ANYWHERE = "estimate"
 
 

@@ -19,8 +19,6 @@ from dcp_base.schemes import scheme_of
 from dcp_core.records.protocols import CheckpointId
 from dcp_ranks import Coordinator
 
-__all__ = ["LOGGER_NAME", "Operation", "Phase", "note_rate", "write_rate"]
-
 T = TypeVar("T")
 LOGGER_NAME = "dcp_core"
 """The logger of `save` and `load`, and parent of the others of this package."""

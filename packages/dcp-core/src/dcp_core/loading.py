@@ -55,8 +55,6 @@ from dcp_io import CheckpointReplacedError
 from dcp_ranks import Coordinator, PeerOptions, make_coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
-
 _MAX_ATTEMPTS = 3
 # Global planning steps that return the plans unchanged.
 _IDENTITIES = (DefaultLoadPlanner.create_global_plan, ByteStorageReader.prepare_global_plan)

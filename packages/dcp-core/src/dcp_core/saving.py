@@ -44,8 +44,6 @@ from dcp_core.tensors.devices import finish_computing
 from dcp_ranks import Coordinator, PeerOptions, make_coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["save", "save_state_dict", "save_with"]
-
 _log = library_logger(__name__)
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 
 from dcp_exchange.errors import ExchangeError
 
-__all__ = ["Arena", "Window"]
-
 
 class Arena:
     """Slots of shared memory, each with a count of users. Not thread-safe: callers hold a lock.

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from dcp_core import DcpError
 
-__all__ = ["ExchangeError", "ExchangeInterruptedError", "is_lack"]
-
 _LACKS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG, errno.EAGAIN, errno.ENOSYS}
 _LACKS_OF_RUNTIME: Final = ("can't start new thread", "can't allocate memory")  # of Python, of torch
 

@@ -10,8 +10,6 @@ import numpy as np
 from dcp_io import HostStore
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["Holders", "Unreadable", "by_what_they_hold", "name_in", "pack_held", "unpack_holders"]
-
 Holders = Mapping[str, tuple[int, ...]]
 """Name of an object → numbers of the hosts that have it."""
 

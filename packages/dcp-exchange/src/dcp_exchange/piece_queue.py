@@ -11,8 +11,6 @@ from dcp_io import Source, StoreBackend
 from dcp_io.reading.delivery import Delivery
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["PieceQueue", "PieceReader", "helped"]
-
 # A rank takes its pieces in so many runs at most: each costs a request to the store of the process group, and a rank
 # that has become slow keeps others waiting for the rest of one run.
 _RUNS = 64

@@ -28,8 +28,6 @@ from dcp_io.reading.read_plan import ReadSizes
 from dcp_io.requests import ReadStats
 from dcp_ranks import Coordinator, PeerOptions, StreamCard, StreamError, Streams, group_by_host, job_secret
 
-__all__ = ["read_together"]
-
 _log = library_logger(__name__)
 
 _ARENA_BYTES = 64 << 20

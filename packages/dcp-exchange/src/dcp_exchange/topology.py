@@ -11,8 +11,6 @@ import numpy as np
 from dcp_exchange.assignment.assign import Assignment
 from dcp_exchange.holders import Holders
 
-__all__ = ["Plan", "Roles", "Topology"]
-
 # Hosts of a job in which every host may be linked to every other one.
 MOST_LINKED_HOSTS = 32
 # What a process may have beside the links of a large job: sockets to the ranks of its host.

@@ -28,8 +28,6 @@ from dcp_io.reading.delivery import Delivery
 from dcp_ranks import NOT_NOW, Stream, StreamError, Streams
 from dcp_ranks.streams.reception import NotNow
 
-__all__ = ["ConcurrencyLimit", "Kind", "Message", "Sender", "Transfer", "decode", "encode", "stop_others"]
-
 _POLL_SECONDS = 1.0
 
 # What is to be done, and the host on which its piece was read.

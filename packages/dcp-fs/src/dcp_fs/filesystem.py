@@ -16,8 +16,6 @@ from typing import cast
 from dcp_base import InvalidPlaceError
 from dcp_base.schemes import file_path, scheme_of
 
-__all__ = ["FileSystem", "FileSystemBase", "is_local_id"]
-
 AnyPath = str | os.PathLike[str]
 
 

@@ -2,8 +2,6 @@
 
 from dcp_base import StorageBackendSpec, hookimpl
 
-__all__ = ["dcp_register_storage"]
-
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:

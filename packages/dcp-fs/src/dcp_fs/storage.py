@@ -22,8 +22,6 @@ from dcp_io.stores.host_store import HostFolder
 from dcp_io.stores.stream_store import StreamStore
 from dcp_manifest.index.stored_items import StoredItems
 
-__all__ = ["FileSystemReader", "FileSystemWriter", "HostReader", "HostWriter"]
-
 
 class _LocalFolder(FileAttributes):
     ids_are_paths = True

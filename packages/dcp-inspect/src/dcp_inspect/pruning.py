@@ -12,8 +12,6 @@ from dcp_inspect.listing import Listed
 from dcp_io import CheckpointRecord, KeepBest, KeepLast, KeepPolicy
 from dcp_manifest import FoundCheckpoint
 
-__all__ = ["Pruning", "choose"]
-
 Parts = tuple[str, ...]
 Examine = Callable[[Listed], str | None]
 

@@ -17,16 +17,6 @@ from dcp_io.checkpoints.remove_checkpoint import ReadingSign, checkpoint_files
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint
 from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME, REMOVING, SAVE_MARKER_PREFIX, is_index_name
 
-__all__ = [
-    "Removal",
-    "UnfinishedSave",
-    "plan_removal",
-    "plan_smaller",
-    "preview_removal",
-    "remove",
-    "unfinished_save",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Removal:

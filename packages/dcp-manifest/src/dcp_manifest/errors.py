@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from dcp_base.errors import DcpError
 
-__all__ = [
-    "CheckpointNotFoundError",
-    "CorruptCheckpointError",
-    "UnsafeCheckpointError",
-    "UnsupportedFormatError",
-]
-
 
 class CheckpointNotFoundError(DcpError, FileNotFoundError):
     """The checkpoint, or one of its files, is missing."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["I64", "U8", "U32", "U64", "Bool", "Buffer"]
-
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]

@@ -16,8 +16,6 @@ from dcp_memory.control import STOP_TIMEOUT_SECONDS, KeeperStatus, keeper_runs, 
 from dcp_memory.errors import KeeperLostError
 from dcp_memory.places import check_run
 
-__all__ = ["command"]
-
 _EXAMPLES = (
     "\b\nExamples:\n  dcp keeper start my-run --max-bytes 64G\n  dcp keeper status\n  dcp ls keeper://my-run\n"
     "  dcp keeper stop my-run"

@@ -16,8 +16,6 @@ from dcp_memory.errors import KeeperLostError
 from dcp_memory.places import check_run, folder_path, peer_of
 from dcp_memory.wire import VERSION, encode
 
-__all__ = ["KeeperStatus", "keeper_runs", "keeper_status", "start_keeper", "stop_keeper"]
-
 STOP_TIMEOUT_SECONDS = 30.0
 _LONGEST_SECONDS = 1_000_000.0
 _STOP = encode({"do": "greet", "version": VERSION}) + encode({"do": "stop"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dcp_base import DcpError
 from dcp_io import StorageError
 
-__all__ = ["KeeperLostError", "KeeperRefusedError"]
-
 
 class KeeperLostError(StorageError):
     """The keeper has ended or does not answer; its objects are lost or out of reach."""

@@ -12,8 +12,6 @@ import struct
 from collections.abc import Iterator
 from types import TracebackType
 
-__all__ = ["FOLDER_VARIABLE", "KeeperFolder", "check_run", "folder_path", "peer_of"]
-
 FOLDER_VARIABLE = "DCP_KEEPER_DIR"
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _CREDENTIALS = struct.Struct("3i")

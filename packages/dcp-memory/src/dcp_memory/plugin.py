@@ -4,8 +4,6 @@ from importlib.util import find_spec
 
 from dcp_base import StorageBackendSpec, StoreSpec, hookimpl
 
-__all__ = ["dcp_register_storage", "dcp_register_stores"]
-
 _SCHEME = "keeper"
 
 

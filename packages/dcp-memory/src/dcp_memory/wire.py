@@ -10,11 +10,6 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = [
-    "EXTENT", "GREETING_BYTES", "HEAD", "JSON_BYTES", "PAGE_BYTES", "PAYLOAD_BYTES", "VERSION",
-    "decode_head", "decode_json", "encode",
-]  # fmt: skip
-
 VERSION = 1
 HEAD = struct.Struct("<4sHHIQ")
 """Magic, version, whether a descriptor follows, size of the JSON, size of the payload."""

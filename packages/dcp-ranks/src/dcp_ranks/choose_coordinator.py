@@ -19,8 +19,6 @@ from dcp_ranks.phases.phases import failure_of
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.store_connections import borrow_store, shared_peers, shared_store
 
-__all__ = ["assume_job_size", "job_size", "make_coordinator"]
-
 
 def make_coordinator(
     process_group: dist.ProcessGroup | None = None,

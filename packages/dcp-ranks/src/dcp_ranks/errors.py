@@ -10,17 +10,6 @@ from typing import Any
 
 from dcp_base.errors import DcpError
 
-__all__ = [
-    "CheckpointException",
-    "CoordinatorLostError",
-    "CoordinatorTimeoutError",
-    "OperationError",
-    "PeerLostError",
-    "RanksError",
-    "StreamError",
-    "format_ranks",
-]
-
 _MAX_CAUSES = 3
 _MAX_RANGES = 32
 # Names of data files, which differ by rank.

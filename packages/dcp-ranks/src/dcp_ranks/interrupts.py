@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["interrupts_deferred"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

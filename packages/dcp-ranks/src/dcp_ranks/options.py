@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_PEERS", "PeerOptions"]
-
 _LONGEST_SECONDS = 1_000_000
 
 

@@ -45,8 +45,6 @@ from dcp_ranks.transport.store_wire import (
     prefixed_store,
 )
 
-__all__ = ["StartAgreement", "borrow_store", "make_peers", "shared_peers", "shared_store", "start_prefix", "store_of"]
-
 
 @dataclass(slots=True)
 class _Clones:

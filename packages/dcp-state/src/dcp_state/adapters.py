@@ -17,8 +17,6 @@ from torch import nn
 from dcp_core import plugins
 from dcp_state.options import StateDictOptions
 
-__all__ = ["Adapters", "Layer", "ModuleAdapter", "OptimizerAdapter", "installed_adapters"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:

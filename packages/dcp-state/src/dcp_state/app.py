@@ -33,8 +33,6 @@ from dcp_state.random_state import RandomState
 from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport
 from dcp_state.sharding import named_tensors
 
-__all__ = ["AppState", "app_state", "get_state_dict", "set_state_dict"]
-
 
 def get_state_dict(
     model: nn.Module,

@@ -30,8 +30,6 @@ from dcp_state.canonical_names import ModelNames
 from dcp_state.report import StateMismatchError
 from dcp_state.sharding import all_ranks
 
-__all__ = ["BaseModel", "FrozenValues", "TrainableOnly", "frozen_names", "is_sharded", "name_of_base"]
-
 _SHOWN = 5
 
 

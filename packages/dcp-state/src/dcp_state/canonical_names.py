@@ -17,8 +17,6 @@ from dcp_core.errors import UnsupportedValueError
 from dcp_state.adapters import Adapters, Layer, ModuleAdapter, installed_adapters
 from dcp_state.report import StateMismatchError
 
-__all__ = ["ModelNames", "OptimizerNames", "name_model", "name_models", "optimizer_names"]
-
 _EXTRA_STATE = "_extra_state"
 
 

@@ -23,15 +23,6 @@ from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport
 from dcp_state.sharding import broadcast_model, convert_tensors, place
 
-__all__ = [
-    "get_model_state_dict",
-    "model_state",
-    "restore_model",
-    "set_model_state_dict",
-    "submodule_prefixes",
-    "take_submodules",
-]
-
 
 def get_model_state_dict(
     model: nn.Module, *, submodules: set[nn.Module] | None = None, options: StateDictOptions | None = None

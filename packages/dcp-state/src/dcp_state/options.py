@@ -7,17 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = [
-    "FQNS_T",
-    "DictValueType",
-    "ListDictValueType",
-    "OptimizerStateType",
-    "PrimitiveType",
-    "StateDictOptions",
-    "ValueType",
-    "check_options",
-]
-
 FQNS_T: TypeAlias = set[str]
 PrimitiveType: TypeAlias = torch.Tensor | int | float | str
 ValueType: TypeAlias = Any

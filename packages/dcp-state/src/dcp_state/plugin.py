@@ -2,8 +2,6 @@
 
 from dcp_base import hookimpl
 
-__all__ = ["dcp_register_state_adapters"]
-
 
 @hookimpl
 def dcp_register_state_adapters() -> dict[str, str]:

@@ -14,8 +14,6 @@ import torch
 
 from dcp_core.tensors.devices import device_module, devices_in_use
 
-__all__ = ["RandomState", "random_state_kept"]
-
 
 class RandomState:
     """State of the global random number generators: torch (CPU and accelerator), Python and, if it is imported, numpy.

@@ -10,14 +10,6 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from dcp_core.errors import DcpError, UnsupportedValueError
 
-__all__ = [
-    "IncompatibleKeys",
-    "StateMismatchError",
-    "StateReport",
-    "class_name",
-    "nameless_state",
-]
-
 _SHOWN_PROBLEMS = 50
 
 

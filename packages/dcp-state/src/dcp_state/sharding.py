@@ -42,21 +42,6 @@ from dcp_state.report import StateMismatchError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "PIECE_BYTES",
-    "Errors",
-    "all_ranks",
-    "box_of",
-    "broadcast_model",
-    "broadcast_tensors",
-    "convert_tensors",
-    "fill_shards",
-    "map_tensors",
-    "named_tensors",
-    "place",
-    "same_placement",
-]
-
 T = TypeVar("T")
 PIECE_BYTES = 16 << 20
 

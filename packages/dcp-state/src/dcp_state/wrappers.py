@@ -32,16 +32,6 @@ from dcp_core.errors import UnsupportedValueError
 from dcp_state.adapters import Layer, ModuleAdapter, OptimizerAdapter
 from dcp_state.options import StateDictOptions
 
-__all__ = [
-    "CheckpointedAdapter",
-    "CompiledAdapter",
-    "DdpAdapter",
-    "Fsdp1Adapter",
-    "Fsdp2Adapter",
-    "LbfgsAdapter",
-    "TorchaoAdapter",
-]
-
 
 class Fsdp1Adapter(ModuleAdapter):
     """Removes `_fsdp_wrapped_module.` from names, and gets sharded or whole state by FSDP's functions."""

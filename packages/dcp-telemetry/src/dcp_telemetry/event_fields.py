@@ -6,8 +6,6 @@ import re
 
 from dcp_base import CheckpointEvent
 
-__all__ = ["BUCKETS_SECONDS", "TOTAL", "error_type", "is_waiting"]
-
 TOTAL = "total"
 """Phase of a whole save or load."""
 BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
 
-__all__ = ["Exporter", "Exporters", "dashboard", "disable", "enable_opentelemetry", "enable_prometheus", "exporters"]
-
 _OBSERVER = "dcp-telemetry"
 _OPENTELEMETRY, _PROMETHEUS = "opentelemetry", "prometheus"
 

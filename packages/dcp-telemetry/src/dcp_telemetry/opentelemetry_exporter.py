@@ -10,8 +10,6 @@ from opentelemetry.trace import Span, Status, StatusCode
 from dcp_base import CheckpointEvent
 from dcp_telemetry.event_fields import BUCKETS_SECONDS, TOTAL, error_type, is_waiting
 
-__all__ = ["OpenTelemetryExporter"]
-
 _SCOPE = "dcp_telemetry"
 
 

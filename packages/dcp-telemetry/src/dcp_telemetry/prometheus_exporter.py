@@ -12,8 +12,6 @@ from prometheus_client.metrics_core import Metric
 from dcp_base import CheckpointEvent
 from dcp_telemetry.event_fields import BUCKETS_SECONDS, TOTAL, is_waiting
 
-__all__ = ["PrometheusExporter"]
-
 _STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from dcp_io import Payload, StoreBackend, Writable
     from dcp_manifest.index.stored_items import StoredItems
 
-__all__ = ["AdaptiveCompression"]
-
 _log = library_logger(__name__)
 # The time of a smaller save says little about the storage; it is never compressed.
 _MIN_SAVE_BYTES = 64 << 20

@@ -12,8 +12,6 @@ from dcp_transforms.frames import FrameCompressor, decompress
 from dcp_transforms.versioned import Versioned
 from dcp_transforms.zstd import check_level
 
-__all__ = ["BlockZStandard"]
-
 
 class BlockZStandard(Versioned, BlockTransformExtension):
     """Block transform that compresses tensors with Zstandard. To load a slice, only its blocks are read and decoded.

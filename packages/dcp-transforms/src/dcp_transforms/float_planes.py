@@ -22,8 +22,6 @@ from dcp_core.block_transforms import BlockTransformExtension
 from dcp_transforms.frames import FrameCompressor, decompress
 from dcp_transforms.versioned import Versioned
 
-__all__ = ["FloatPlanes"]
-
 _HEAD: Final = struct.Struct("<BI")
 _ROTATED, _INTEGERS, _SINGLE_BYTES = 4, 8, 16
 _WIDTHS = {1: (1,), 2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}

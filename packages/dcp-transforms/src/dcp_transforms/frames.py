@@ -15,8 +15,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["FrameCompressor", "decompress"]
-
 # `ZSTD_c_literalCompressionMode` of zstd.h, which has no name in Python: 1 is always.
 _LITERALS: Final = 1002
 

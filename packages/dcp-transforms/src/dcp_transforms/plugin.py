@@ -2,8 +2,6 @@
 
 from dcp_base import hookimpl
 
-__all__ = ["dcp_register_transforms"]
-
 
 @hookimpl
 def dcp_register_transforms() -> dict[str, str]:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Versioned"]
-
 
 class Versioned:
     """Transform with one format version; decoding does not depend on the encoder's settings."""

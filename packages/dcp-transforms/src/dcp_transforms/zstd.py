@@ -13,8 +13,6 @@ import zstandard
 from dcp_core.transforms import StreamTransformExtension
 from dcp_transforms.versioned import Versioned
 
-__all__ = ["ZStandard", "check_level"]
-
 _MIN_LEVEL, _MAX_LEVEL = -100, 22
 
 

@@ -26,8 +26,6 @@ from dcp_core.tensors.devices import on_this_stream
 from dcp_io import MemoryLender, open_store
 from dcp_io.lent_memory import lender_of
 
-__all__ = ["JobStager", "lender_for"]
-
 
 class JobStager:
     """Copier of one saver's state dicts; the caller of `stage` holds `entry`.

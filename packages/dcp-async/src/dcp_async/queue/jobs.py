@@ -17,8 +17,6 @@ from dcp_async.staging.waves import WaveSource
 from dcp_core import Metadata, SavePlanner, StorageWriter
 from dcp_core.records.protocols import CheckpointId
 
-__all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob", "Surroundings", "SurroundingsChange"]
-
 
 class SaveFuture(Future[Metadata]):
     """Future of an asynchronous save; its result is the checkpoint's metadata.

@@ -22,8 +22,6 @@ from dcp_core.objects.object_bytes import DumpedObject
 from dcp_core.records.protocols import set_up_save_planner
 from dcp_core.shards.shards import box_view
 
-__all__ = ["NamedKey", "NamedText", "PlannedElsewhere", "StagedPlanner", "pickled", "plan_here", "portable"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedElsewhere:

@@ -39,18 +39,6 @@ from dcp_ranks.transport.store_wire import (
     prefixed_store,
 )
 
-__all__ = [
-    "CollectiveLink",
-    "GroupLink",
-    "LinkTable",
-    "Meeting",
-    "Seat",
-    "SharedPeers",
-    "StoreAddress",
-    "StoreLink",
-    "Ticket",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:

@@ -17,8 +17,6 @@ from dcp_core import CoordinatorLostError, Metadata, OperationError
 from dcp_core.errors import SaveSkippedError
 from dcp_core.events import LOGGER_NAME
 
-__all__ = ["Entry", "SaveQueue", "check_policy"]
-
 _logger = library_logger(LOGGER_NAME)
 
 GO, SKIP, SUPERSEDED = "go", "skip", "superseded"

@@ -14,8 +14,6 @@ from dcp_async.staging.waves import WaveFeed, WavePlanner, reserve_addresses
 from dcp_core import Metadata, SavePlanner
 from dcp_core.saving import save_with
 
-__all__ = ["Backend", "BackendRun", "ThreadBackend"]
-
 
 class Backend(Protocol):
     """Runs the saves of an `AsyncSaver`, in a thread or process."""

@@ -43,8 +43,6 @@ from dcp_core.records.metadata import DeferredMetadata
 from dcp_io.recently_used import RecentlyUsed
 from dcp_ranks.phases.phases import Failure
 
-__all__ = ["ProcessBackend"]
-
 _KEPT_STRUCTURES = 16
 
 

@@ -36,8 +36,6 @@ from dcp_core import plugins
 from dcp_core.calls import module_command
 from dcp_core.events import LOGGER_NAME
 
-__all__ = ["WorkerProcess"]
-
 _TERM_GRACE_SECONDS = 5.0
 _KILL_GRACE_SECONDS = 5.0
 _POLL_SECONDS = 1.0

@@ -16,8 +16,6 @@ from typing import Any
 
 from dcp_async.savers.worker_messages import Beat, Failed, Hello, Ready, read_message, send_message
 
-__all__ = ["main"]
-
 _HEARTBEAT_SECONDS = 1.0
 
 

@@ -11,27 +11,6 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "Beat",
-    "EventSent",
-    "Failed",
-    "Forget",
-    "ForgetArena",
-    "Hello",
-    "Logged",
-    "NewArena",
-    "NewGroup",
-    "NewStructure",
-    "NewWaves",
-    "Ready",
-    "Save",
-    "Saved",
-    "Warned",
-    "read_message",
-    "send_message",
-]
-
-
 _LENGTH = struct.Struct("<Q")
 _PART_BYTES = 1 << 20
 

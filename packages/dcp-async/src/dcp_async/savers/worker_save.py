@@ -47,8 +47,6 @@ from dcp_ranks.choose_coordinator import assume_job_size
 from dcp_ranks.phases.phases import failure_of
 from dcp_ranks.transport.store_wire import prefixed_store
 
-__all__ = ["WorkerSaves"]
-
 Send = Callable[[object], None]
 
 

@@ -20,8 +20,6 @@ from dcp_core.errors import NotEnoughMemoryError
 from dcp_core.tensors.devices import pin
 from dcp_io import LentMemory, MemoryLender
 
-__all__ = ["Arena", "ArenaPool", "LentArena", "LentArenas", "whole_pages"]
-
 _PAGE_BYTES = mmap.PAGESIZE
 
 

@@ -15,8 +15,6 @@ from dcp_async.errors import StagingMismatchError
 from dcp_async.staging.placement import Placement, Sources
 from dcp_async.staging.skeleton import Contents, leaves_of
 
-__all__ = ["MutationGuard", "Samples", "check_described"]
-
 
 def check_described(contents: Contents, sources: Sources) -> None:
     """Raise StagingMismatchError if a tensor does not match its skeleton, or has moved."""

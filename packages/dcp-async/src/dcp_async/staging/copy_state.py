@@ -27,16 +27,6 @@ from dcp_core.tensors.kinds import DESCRIBING, children_of, described_like, is_d
 from dcp_core.tensors.tensor_memory import check_memory, copy_elements
 from dcp_io import MemoryLender
 
-__all__ = [
-    "Copier",
-    "Staged",
-    "Stager",
-    "Structure",
-    "arena_view",
-    "copied_strides",
-    "staged_tensors",
-]
-
 T = TypeVar("T")
 
 _SLICE_BYTES = 16 << 20

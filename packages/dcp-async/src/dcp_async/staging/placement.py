@@ -12,8 +12,6 @@ import torch
 
 from dcp_async.options import SaverOptions
 
-__all__ = ["I64", "Budget", "Placement", "Sources", "place", "sources_of"]
-
 I64 = npt.NDArray[np.int64]
 
 _ALIGNMENT = 64

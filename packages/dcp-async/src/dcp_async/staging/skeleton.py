@@ -29,8 +29,6 @@ from dcp_core.tensors.kinds import (
 )
 from dcp_core.tensors.tensor_memory import check_memory
 
-__all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "leaves_of", "look_through"]
-
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 

@@ -15,8 +15,6 @@ from dcp_async.staging.copy_state import Copier, Stager
 from dcp_core import BlockingAsyncStager
 from dcp_core.tensors.devices import on_this_stream
 
-__all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking"]
-
 
 @dataclass
 class StagingOptions:

@@ -39,8 +39,6 @@ from dcp_core.tensors.kinds import ArchivedTensor, is_wrapper
 from dcp_io import PiecewiseData
 from dcp_io.workers import check_stop
 
-__all__ = ["PACKET_BYTES", "WaveFeed", "WavePlanner", "WaveSource", "reserve_addresses"]
-
 PACKET_BYTES = 1 << 16
 _SLICE_SECONDS = 0.1
 

@@ -25,25 +25,6 @@ from dcp_core.errors import CorruptCheckpointError, PluginNotFoundError, Unsuppo
 from dcp_io.archives.archive_checks import archive_problem
 from dcp_manifest.index.columns import StoredItem
 
-__all__ = [
-    "BlockChain",
-    "BlockTransformExtension",
-    "BlockUndo",
-    "CompressedRequest",
-    "Compression",
-    "CompressionPolicy",
-    "Extension",
-    "ExtensionRegistry",
-    "StreamTransformExtension",
-    "block_bytes",
-    "block_undo",
-    "compression_policy",
-    "one_setting",
-    "transforms_of",
-    "undo",
-]
-
-
 Compression: TypeAlias = "str | Extension | Sequence[str | Extension] | Mapping[torch.dtype | str, Any] | None"
 """See `CompressionPolicy`; also `adaptive`."""
 

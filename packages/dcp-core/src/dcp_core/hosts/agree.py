@@ -16,9 +16,6 @@ from dcp_manifest import CheckpointIndex, read_index
 from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_ranks import Coordinator
 
-__all__ = ["HostAgreement"]
-
-
 _TRIES = 3
 
 

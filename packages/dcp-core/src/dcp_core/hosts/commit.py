@@ -22,8 +22,6 @@ from dcp_io.saves.save_session import HostSaveSession
 from dcp_manifest import read_index
 from dcp_manifest.folders.folder import METADATA_NAME
 
-__all__ = ["HostCommit", "names_host_store", "open_host_store"]
-
 _log = library_logger(__name__)
 
 

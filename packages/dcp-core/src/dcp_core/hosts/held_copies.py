@@ -25,8 +25,6 @@ from dcp_manifest.folders.find_checkpoints import file_sizes
 from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME
 from dcp_manifest.index.columns import needed_bytes
 
-__all__ = ["AgreedCopy", "Candidate", "Held", "Lack", "candidates_of", "complete_copy", "look"]
-
 _log = library_logger(__name__)
 
 _DAMAGE = (CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError)

@@ -16,8 +16,6 @@ from dcp_io import STALE_AFTER_SECONDS, Store, SupportsFolders
 from dcp_io.saves.save_files import temporary_of
 from dcp_ranks import Coordinator
 
-__all__ = ["RUN_FILE", "HostPlaces", "find_places", "look_in_places"]
-
 RUN_FILE = ".dcp-run"
 _TOKEN = ".dcp-here-"  # noqa: S105 - the name of a file
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from dcp_core.records.protocols import CheckpointId
 from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify
 from dcp_io.requests import check_options
 
-__all__ = ["HostStorageReader", "HostStorageWriter"]
-
 
 class HostStorageWriter(HostCommit):
     """Storage writer for any host-local store's URI, with `HostCommit`'s guarantees.

@@ -38,20 +38,6 @@ from dcp_manifest.pickles.pickle_table import (
     described,
 )
 
-__all__ = [
-    "CLASS_METHOD",
-    "AllowList",
-    "allowed_globals",
-    "as_expression",
-    "census_table",
-    "default_allow_list",
-    "default_globals",
-    "default_table",
-    "how_to_allow",
-    "may_never_be_allowed",
-    "register_library",
-]
-
 # torch always refuses the first four; the others also run code or import.
 _NEVER_MODULES = frozenset(
     ("sys", "os", "posix", "nt", "subprocess", "shutil", "importlib", "runpy", "pickle", "_pickle", "ctypes")

@@ -15,8 +15,6 @@ import numpy as np
 from dcp_core.objects.python_calls import refused
 from dcp_manifest.pickles.pickle_table import Budget, Call, Function, State, UnsafePickleError, described
 
-__all__ = ["NUMPY_CALLS", "NUMPY_DTYPES", "NUMPY_STATES", "NUMPY_VALUES"]
-
 # Type code, length and time unit only: no fields, shapes or objects.
 _SPEC = re.compile(r"[|<>=]?[a-zA-Z?][0-9]{0,9}(\[[0-9]{0,9}[a-zA-Z]{1,7}\])?")
 _PLAIN_KINDS = "biufcmMSUV"

@@ -46,21 +46,6 @@ from dcp_io.archives.zip_format import LOCAL, local_lengths
 from dcp_manifest.pickles.pickle_table import Budget, ForbiddenGlobalError, PickleTable, UnsafePickleError
 from dcp_manifest.pickles.safe_pickle import read_pickle, refuse_unfolding
 
-__all__ = [
-    "DumpedObject",
-    "ObjectArchive",
-    "UnloadableObjectWarning",
-    "check_class",
-    "dump_object",
-    "load_object",
-    "load_tensor",
-    "read_archive",
-    "reduce_exactly",
-    "report_unloadable",
-    "scan",
-]
-
-
 _LOOKED_AT = 1000
 _CACHED_BYTES = 256
 _PLAIN = SCALARS | {bytes, torch.Tensor}

@@ -21,8 +21,6 @@ from typing import Any
 
 from dcp_manifest.pickles.pickle_table import Budget, Call, Function, New, State, UnsafePickleError, described
 
-__all__ = ["PYTHON_CALLS", "PYTHON_FUNCTIONS", "PYTHON_NEWS", "PYTHON_STATES", "refused", "set_attributes"]
-
 _MAX_DIGITS = 4300  # Python's own limit
 _MAX_BITS = 14_300  # bits of a number with that many digits
 _NONE: type = type(None)

@@ -16,8 +16,6 @@ from torch.torch_version import TorchVersion
 from dcp_core.objects.python_calls import refused
 from dcp_manifest.pickles.pickle_table import Budget, Call, Function, UnsafePickleError
 
-__all__ = ["TENSOR_CALLS", "tensor_functions"]
-
 _MAX_ELEMENTS = 1 << 62
 _MAX_DIMS = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -36,8 +36,6 @@ from dcp_manifest.index.boxes import is_proper
 from dcp_manifest.index.columns import CheckpointIndex, ranges, starts
 from dcp_manifest.types import I64
 
-__all__ = ["plan_all"]
-
 # With fewer ranks per form, classes save no time.
 _RANKS_PER_FORM = 16
 

@@ -18,20 +18,6 @@ from dcp_manifest.index.boxes import by_dims, is_proper
 from dcp_manifest.index.columns import CheckpointIndex, distinct, ranges, starts
 from dcp_manifest.types import I64
 
-__all__ = [
-    "Assignment",
-    "Candidates",
-    "Part",
-    "assign",
-    "choose",
-    "chunk_sizes",
-    "chunks_without",
-    "cut_dim",
-    "merge_plans",
-    "merge_tensors",
-    "plan_columns",
-]
-
 
 def plan_columns(
     all_plans: Sequence[SavePlan],

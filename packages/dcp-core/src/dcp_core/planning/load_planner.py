@@ -40,14 +40,6 @@ from dcp_core.tensors.kinds import children_of, zero_tensor
 from dcp_manifest.index.columns import PathElement
 from dcp_manifest.index.literal_keys import LiteralKey
 
-__all__ = [
-    "DefaultLoadPlanner",
-    "EmptyStateDictLoadPlanner",
-    "create_default_global_load_plan",
-    "create_default_local_load_plan",
-    "create_read_items",
-]
-
 _TOP = "top"
 
 

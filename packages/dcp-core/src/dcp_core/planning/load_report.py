@@ -14,17 +14,6 @@ import numpy as np
 from dcp_core.errors import DcpError
 from dcp_core.records.metadata import Metadata
 
-__all__ = [
-    "SHOWN_PROBLEMS",
-    "LoadMismatchError",
-    "LoadProblem",
-    "LoadReport",
-    "NearNames",
-    "suggest",
-    "surplus_bits",
-    "warn_of_surplus",
-]
-
 SHOWN_PROBLEMS = 50
 _SHOWN_KEYS = 10
 _SHOWN_SURPLUS = 3

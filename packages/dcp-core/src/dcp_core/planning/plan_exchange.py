@@ -33,9 +33,6 @@ from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumn
 from dcp_manifest.index.stored_items import StoredItems, join_items
 from dcp_ranks import Coordinator
 
-__all__ = ["RANK_PLANS", "PackedResults", "PlanExchange"]
-
-
 # A rank's plan may belong to several global plans if other ranks' plans change.
 _KEPT_TOKENS = 4
 

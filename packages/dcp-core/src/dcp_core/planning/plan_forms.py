@@ -21,9 +21,6 @@ from dcp_core.tables.plan_columns import PlanColumns, PlannedRows, Selection, co
 from dcp_manifest.index.columns import CheckpointIndex, starts
 from dcp_manifest.types import I64
 
-__all__ = ["MANY_RANKS", "Brief", "Form", "FormColumns", "brief_of"]
-
-
 # From so many ranks on, two phases pay.
 MANY_RANKS = 128
 
@@ -51,6 +48,7 @@ class Cut:
 
     @classmethod
     def of(cls, table: CheckpointIndex) -> Cut:
+        """Find them."""
         ndim = np.repeat(table.tensor_ndim.astype(np.int64), table.tensor_chunks)
         dim = np.arange(int(ndim.sum())) - np.repeat(starts(ndim)[:-1], ndim)
         first = np.repeat(table.shape_starts()[:-1], table.tensor_chunks * table.tensor_ndim)

@@ -38,17 +38,6 @@ from dcp_core.tensors.tensor_memory import has_memory
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 from dcp_manifest.index.columns import ManifestInfo
 
-__all__ = [
-    "LoadRules",
-    "LocalLoadPlan",
-    "MemoryFindings",
-    "MemoryRanges",
-    "create_read_items_for_chunk_list",
-    "find_shared_memory",
-    "is_same_place",
-    "plan_local_load",
-]
-
 _Chunks = Sequence[ChunkStorageMetadata]
 
 

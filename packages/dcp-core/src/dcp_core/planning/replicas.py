@@ -26,23 +26,6 @@ from dcp_core.tables.plan_columns import columns_of
 from dcp_core.tensors.kinds import ArchivedTensor, hidden_parts, is_wrapper
 from dcp_core.tensors.tensor_memory import INTEGERS, byte_view, contiguous, tensor_bytes
 
-__all__ = [
-    "DivergentReplicaWarning",
-    "Replicas",
-    "agreed_aliases",
-    "dedup_save_plans",
-    "divergent_keys",
-    "explain_contradiction",
-    "fingerprint",
-    "replica_digests",
-    "replica_value_digest",
-    "report_divergence",
-    "same_value",
-    "value_bytes",
-    "value_digest",
-]
-
-
 _SMALL_BYTES = 64 * 1024
 _SAMPLES = 16
 _LARGEST_SAMPLE_BYTES = 4096

@@ -38,8 +38,6 @@ from dcp_core.tables.value_table import Held, find_ties, local_values
 from dcp_core.tensors.kinds import SCALARS
 from dcp_ranks.choose_coordinator import job_size
 
-__all__ = ["DefaultSavePlanner", "create_default_local_save_plan", "create_write_items"]
-
 _SMALL_BYTES = 64 * 1024
 _COMPARED_SHARDS = 16
 _OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}

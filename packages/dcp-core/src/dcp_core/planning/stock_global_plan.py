@@ -20,8 +20,6 @@ from dcp_core.records.protocols import SavePlan, WriteItem, WriteItemType
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, out_of_bounds
 from dcp_manifest.stock.stock_write import STOCK_VERSION
 
-__all__ = ["check_coverage", "create_default_global_save_plan"]
-
 _SHOWN_PROBLEMS = 20
 
 

@@ -20,8 +20,6 @@ from dcp_core.records.metadata import (
 )
 from dcp_core.records.protocols import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 
-__all__ = ["as_chunk", "as_index", "as_metadata", "as_properties", "as_write_item"]
-
 
 def as_metadata(metadata: Any) -> Metadata:
     """Return stock's metadata as ours; unknown `storage_data` stays."""

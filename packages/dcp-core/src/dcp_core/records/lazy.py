@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, KeysView
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["LazyDict", "LazyList", "LazyListSource", "LazySource"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 K_co = TypeVar("K_co", covariant=True)

@@ -27,27 +27,6 @@ from dcp_manifest.folders.folder import rank_of_data_file
 from dcp_manifest.index.columns import Framing, StoredItem, TensorFlags
 from dcp_manifest.index.literal_keys import LiteralKey
 
-__all__ = [
-    "MEMORY_FORMATS",
-    "STORAGE_TYPES",
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "DeferredMetadata",
-    "MemoryFormatEncoding",
-    "Metadata",
-    "MetadataIndex",
-    "StockEnum",
-    "StorageInfo",
-    "StorageMeta",
-    "TensorProperties",
-    "TensorStorageMetadata",
-    "dtype_of",
-    "dumps_as",
-    "note_checkpoint_id",
-    "properties_of",
-    "stored_item",
-]
-
 
 class StockEnum(Enum):
     """Enumeration with members equal to stock's."""

@@ -37,34 +37,6 @@ if TYPE_CHECKING:
     from dcp_io.requests import PiecewiseData
     from dcp_ranks import Coordinator
 
-__all__ = [
-    "STATE_DICT_TYPE",
-    "BytesIOWriteData",
-    "CheckpointId",
-    "LoadItemType",
-    "LoadPlan",
-    "LoadPlanner",
-    "PartialState",
-    "ReadItem",
-    "ReplicaKey",
-    "SavePlan",
-    "SavePlanner",
-    "Stateful",
-    "StatefulT",
-    "Storage",
-    "StorageReader",
-    "StorageWriter",
-    "TensorWriteData",
-    "WriteItem",
-    "WriteItemType",
-    "WriteResult",
-    "in_shared_order",
-    "is_stateful",
-    "set_up_save_planner",
-    "takes",
-    "with_states",
-]
-
 
 class WriteItemType(StockEnum):
     """Whole tensor, shard, or serialized object."""

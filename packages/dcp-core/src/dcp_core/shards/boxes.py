@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
 
-__all__ = [
-    "CheckpointableTensor",
-    "LocalBox",
-    "ShardedDim",
-    "copy_declaration",
-    "declared_boxes",
-    "declares_shards",
-    "dtensor_boxes",
-    "local_boxes",
-    "partial_error",
-]
-
 Intervals = list[tuple[int, int]]
 _SPEC_FIELDS = {"mesh", "placements", "tensor_meta", "shard_order", "use_strided_shard_as_shard_order"}
 

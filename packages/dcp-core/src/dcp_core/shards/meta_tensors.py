@@ -12,8 +12,6 @@ from dcp_core.shards.shards import is_sharded_tensor
 from dcp_core.tensors.devices import group_device
 from dcp_core.tensors.kinds import children_of, is_dtensor, rebuilt, with_local, zeros_like
 
-__all__ = ["materialise_meta"]
-
 
 def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor] | None = None) -> Any:
     """Replace meta tensors in nested containers by uninitialised tensors; append these to `made`.

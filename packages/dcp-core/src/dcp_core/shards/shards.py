@@ -39,25 +39,6 @@ from dcp_ranks.choose_coordinator import job_size
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "LocalShard",
-    "LocalTensor",
-    "box_view",
-    "find_part",
-    "find_shard",
-    "find_state_dict_object",
-    "find_tensor_shard",
-    "holds_shard",
-    "hook_items",
-    "is_ordinary",
-    "is_shard",
-    "is_sharded_tensor",
-    "local_tensor",
-    "shard_method",
-    "written_tensor",
-]
-
-
 _PARTIAL = DESCRIBING | {"_is_flat_param", "_fsdp_flattened"}
 
 

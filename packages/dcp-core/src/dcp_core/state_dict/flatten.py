@@ -27,30 +27,6 @@ from dcp_core.tensors.kinds import SCALARS, TensorLike, children_of, rebuilt
 from dcp_manifest.index.columns import PathElement
 from dcp_manifest.index.literal_keys import LiteralKey
 
-__all__ = [
-    "CONTAINER_TYPE",
-    "FLATTEN_MAPPING",
-    "STATE_DICT_ITEM",
-    "FlatState",
-    "KeyMap",
-    "Path",
-    "assign",
-    "child_at",
-    "flatten",
-    "flatten_state_dict",
-    "get_element",
-    "holds_entry",
-    "is_empty_mapping",
-    "merge_paths",
-    "name_empty_mappings",
-    "print_tensor",
-    "real_key",
-    "restore_empty_mappings",
-    "set_element",
-    "traverse_state_dict",
-    "unflatten_state_dict",
-]
-
 Path = tuple[PathElement, ...]
 FLATTEN_MAPPING = dict[str, Path]
 CONTAINER_TYPE = MutableMapping[PathElement, Any]

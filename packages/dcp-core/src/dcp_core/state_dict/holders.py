@@ -15,8 +15,6 @@ from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.tensors.kinds import is_dtensor
 from dcp_core.tensors.tensor_memory import Box
 
-__all__ = ["HeldTensor", "find_holders"]
-
 
 class HeldTensor(NamedTuple):
     """A tensor, and the ranks that hold its boxes."""

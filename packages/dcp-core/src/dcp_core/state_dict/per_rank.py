@@ -14,8 +14,6 @@ import torch
 
 from dcp_core.records.protocols import in_shared_order, is_stateful
 
-__all__ = ["PerRank", "RankPlace", "RankValues", "rank_places", "with_rank_values"]
-
 
 class PerRank:
     """Wrapper for a value that differs between ranks. Each rank saves its own and loads the entry with its number.

@@ -21,14 +21,6 @@ from dcp_core.records.protocols import CheckpointId, Storage
 if TYPE_CHECKING:
     from dcp_io import StoreBackend
 
-__all__ = [
-    "ByteStorage",
-    "FileAttributes",
-    "SerializationFormat",
-    "check_format",
-    "collector_paused",
-]
-
 
 class ByteStorage(Storage):
     """Base class of storages with a backend that opens on first use.

@@ -15,8 +15,6 @@ from dcp_core.storage.storage_reader import ByteStorageReader, Exchange, Prepare
 from dcp_ranks import Coordinator, PeerOptions
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["Cooperation", "Offer"]
-
 _log = library_logger(__name__)
 
 _ONE_RANK = "there is one rank"

@@ -30,14 +30,6 @@ from dcp_manifest.index.runs import Runs
 from dcp_manifest.pickles.pickle_table import Function, PickleTable
 from dcp_manifest.pickles.safe_pickle import read_pickle
 
-__all__ = [
-    "ArchiveSearch",
-    "ArchivedTensor",
-    "ItemDecoder",
-    "PartialItem",
-    "locate_tensor",
-]
-
 # Limit of the decoded size: elements of the largest dtype (a planner may store another dtype than the index says) and
 # the archive around them. The size of objects is unknown.
 _MAX_ITEM_BYTES = 16

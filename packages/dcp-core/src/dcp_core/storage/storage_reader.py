@@ -35,15 +35,6 @@ from dcp_manifest.index.columns import CheckpointIndex, Framing, ItemKind, Store
 from dcp_manifest.index.runs import box_runs
 from dcp_ranks import Coordinator, PeerOptions
 
-__all__ = [
-    "ByteStorageReader",
-    "Exchange",
-    "Exchanged",
-    "PreparedRead",
-    "direct_memory",
-    "split_whole_reads",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedRead:

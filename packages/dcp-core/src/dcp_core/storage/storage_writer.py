@@ -33,13 +33,6 @@ from dcp_manifest.index.columns import Framing, ManifestInfo
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_ranks.phases.phases import check_fence
 
-__all__ = [
-    "ByteStorageWriter",
-    "SavePlacement",
-    "column_requests",
-    "tensor_payload",
-]
-
 _OF_A_SAVE = {
     "_opened",
     "_is_coordinator",

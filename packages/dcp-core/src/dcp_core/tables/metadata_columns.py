@@ -43,16 +43,6 @@ from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.stock.stock_write import STOCK_VERSION
 from dcp_manifest.types import I64
 
-__all__ = [
-    "StateRecords",
-    "StorageRecords",
-    "index_from_metadata",
-    "metadata_from_index",
-    "planned_rows",
-    "records_of",
-    "written_index",
-]
-
 Boxes = list[tuple[int, ...]]
 _Box = tuple[Sequence[int], Sequence[int]]
 _FEW_CHUNKS = 64

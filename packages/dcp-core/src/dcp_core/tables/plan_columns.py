@@ -29,18 +29,6 @@ from dcp_manifest.index.columns import CheckpointIndex, StoredItem, TensorFlags,
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.types import I64
 
-__all__ = [
-    "ColumnBuilder",
-    "PlanColumns",
-    "PlannedRows",
-    "Selection",
-    "WrittenColumns",
-    "columns_of",
-    "object_item",
-    "take_chunks",
-    "written_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:

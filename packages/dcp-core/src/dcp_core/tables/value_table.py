@@ -26,16 +26,6 @@ from dcp_core.tensors.kinds import (
 )
 from dcp_core.tensors.tensor_memory import check_memory, has_memory
 
-__all__ = [
-    "Held",
-    "ReadColumns",
-    "archive_checked",
-    "find_ties",
-    "is_plain",
-    "local_values",
-]
-
-
 Held = torch.Tensor | LocalTensor
 
 

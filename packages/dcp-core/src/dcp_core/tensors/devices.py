@@ -16,18 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "CopyStream",
-    "accelerator",
-    "device_module",
-    "devices_in_use",
-    "finish_computing",
-    "group_device",
-    "on_this_stream",
-    "pin",
-    "pinned_buffer",
-]
-
 T = TypeVar("T")
 
 _NEEDED = ("Stream", "Event", "stream", "current_stream", "current_device", "set_device", "is_initialized")

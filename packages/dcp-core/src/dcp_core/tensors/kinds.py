@@ -28,36 +28,6 @@ from dcp_core.errors import UnsupportedValueError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "DESCRIBING",
-    "FIELDS",
-    "SCALARS",
-    "ArchivedTensor",
-    "TensorLike",
-    "archive_quantized",
-    "archive_wrapper",
-    "as_dtensor",
-    "check_divisible",
-    "children_of",
-    "clone_tensor",
-    "copy_quantized",
-    "copy_wrapper",
-    "described_like",
-    "dtensor_layout",
-    "empty_like_part",
-    "hidden_parts",
-    "is_dtensor",
-    "is_lossless_cast",
-    "is_quantized_dtype",
-    "is_wrapper",
-    "plain_values",
-    "rebuilt",
-    "unwrapped",
-    "with_local",
-    "zero_tensor",
-    "zeros_like",
-]
-
 SCALARS = frozenset({int, float, bool, str, type(None)})
 """Classes whose objects can always be saved, and loaded everywhere."""
 _LEAVES = SCALARS | {complex, bytes, torch.Tensor, torch.nn.Parameter}

@@ -13,8 +13,6 @@ import torch
 from dcp_core.tensors.kinds import children_of, described_like, is_dtensor, rebuilt, with_local
 from dcp_core.tensors.tensor_memory import copy_elements, copy_to_cpu
 
-__all__ = ["AsyncStager", "BlockingAsyncStager"]
-
 
 @runtime_checkable
 class AsyncStager(Protocol):

@@ -16,24 +16,6 @@ from dcp_core.errors import UnsupportedValueError
 from dcp_core.tensors.devices import CopyStream, device_module, pinned_buffer
 from dcp_core.tensors.kinds import is_wrapper
 
-__all__ = [
-    "INTEGERS",
-    "BoxCopy",
-    "DeviceCopies",
-    "TensorPieces",
-    "as_copyable",
-    "byte_view",
-    "check_memory",
-    "check_tensor",
-    "contiguous",
-    "copy_elements",
-    "copy_to_cpu",
-    "element_boxes",
-    "has_memory",
-    "small_bytes",
-    "tensor_bytes",
-]
-
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 Copy = Callable[[torch.Tensor, torch.Tensor], None]
 

@@ -14,8 +14,6 @@ from dcp_exchange.assignment.pieces import Pieces, cut_pieces, join_pieces
 from dcp_exchange.assignment.rows import Group, Numbers, Positions, Rows, expand, line_up
 from dcp_exchange.assignment.stretches import CHUNK, Hashes, Stretches, mixed, sweep
 
-__all__ = ["Assignment", "assign", "choose_owners"]
-
 # Pieces: small enough that several are under way at a time, large enough that a request is not the larger cost.
 PIECES_PER_RANK = 8
 SMALLEST_PIECE_BYTES = 1 << 20

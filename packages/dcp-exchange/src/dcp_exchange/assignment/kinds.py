@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from dcp_exchange.assignment.rows import Numbers, Positions, expand
 
-__all__ = ["IMPOSSIBLE", "Kinds", "Places", "kinds_of", "level", "places_of"]
-
 # Kinds that are levelled one by one; the many small ones beyond are gathered by a rank that wants them.
 MOST_KINDS = 512
 

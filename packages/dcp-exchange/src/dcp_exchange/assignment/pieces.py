@@ -11,8 +11,6 @@ import numpy.typing as npt
 from dcp_exchange.assignment.rows import Numbers, Positions, Rows, expand
 from dcp_exchange.assignment.stretches import mixed
 
-__all__ = ["Pieces", "cut_pieces", "join_pieces"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from dcp_io.reading.crc_checks import Demands
 
-__all__ = ["Group", "Numbers", "Positions", "Rows", "expand", "line_up"]
-
 Group = tuple[Demands, Sequence[int]]
 
 Positions = npt.NDArray[np.int64]

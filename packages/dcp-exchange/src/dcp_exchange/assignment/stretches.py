@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from dcp_exchange.assignment.rows import Numbers, Positions, Rows
 
-__all__ = ["CHUNK", "Hashes", "Stretches", "mixed", "sweep"]
-
 Hashes = npt.NDArray[np.uint64]
 
 CHUNK = 1 << 18

@@ -17,8 +17,6 @@ from dcp_inspect.removal import Removal, plan_removal, plan_smaller, preview_rem
 from dcp_io import open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError
 
-__all__ = ["command"]
-
 
 @click.command(
     "prune",

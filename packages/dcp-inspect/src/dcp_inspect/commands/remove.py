@@ -14,8 +14,6 @@ from dcp_inspect.examples import examples
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.removal import Removal, plan_removal, plan_smaller, preview_removal, remove
 
-__all__ = ["command"]
-
 
 @click.command(
     "rm",

@@ -23,8 +23,6 @@ from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, index_of
 from dcp_manifest.index.columns import needed_bytes
 
-__all__ = ["command"]
-
 _REST = "(index, notes, padding)"
 _USUAL = (KeepLast(1), KeepLast(3))
 

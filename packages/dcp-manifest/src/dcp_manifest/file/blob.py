@@ -15,26 +15,6 @@ import numpy.typing as npt
 from dcp_manifest.errors import CorruptCheckpointError, UnsupportedFormatError
 from dcp_manifest.types import U8, U64, Buffer
 
-__all__ = [
-    "BLOCK_BYTES",
-    "BLOCK_CRCS",
-    "FLAG_STUB_HEAD",
-    "FOOTER_BYTES",
-    "MAJOR",
-    "MAJOR_WITHOUT_RUNS",
-    "UTF8",
-    "Blob",
-    "Footer",
-    "first_blocks",
-    "index_crc32",
-    "pack",
-    "pack_parts",
-    "pack_strings",
-    "read_footer",
-    "unpack_strings",
-]
-
-
 BLOCK_BYTES = 64 * 1024
 BLOCK_CRCS = "block_crcs"
 """CRC32 of each 64 KiB block of the other columns, which are sorted by name."""

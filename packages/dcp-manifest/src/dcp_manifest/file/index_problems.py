@@ -23,8 +23,6 @@ from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.stock.stock_write import is_stub
 from dcp_manifest.types import Buffer
 
-__all__ = ["Examined", "Problem", "examine"]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -54,8 +54,6 @@ from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import MARKER_MODULE, is_stub
 from dcp_manifest.types import I64, U32, Buffer
 
-__all__ = ["IndexFile", "ManifestReader", "read_index"]
-
 N = TypeVar("N", bound=np.integer[Any])
 _FACTS: Mapping[str, type] = {"save_id": str, "world_size": int, "writer": str, "generation": int, "created_ns": int}
 _PATH_INDEX = re.compile(r"-?[0-9]{1,18}", re.ASCII)

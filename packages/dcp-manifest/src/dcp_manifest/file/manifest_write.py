@@ -57,8 +57,6 @@ from dcp_manifest.index.schema import (
 from dcp_manifest.stock.stock_write import stock_head, stub_head, unreadable_reason
 from dcp_manifest.types import Buffer
 
-__all__ = ["encode", "narrow"]
-
 Numbers = npt.NDArray[Any]
 _ALIGNMENT = 8
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["Place", "newest_first", "step_of"]
-
 T = TypeVar("T")
 # The number must end there: `checkpoint-2024-01-31`, `step-1.5` and `step-10k` have no step.
 # Python refuses to convert thousands of digits, which names in object stores may contain.

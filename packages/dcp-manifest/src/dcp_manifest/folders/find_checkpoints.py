@@ -30,17 +30,6 @@ from dcp_manifest.folders.folder import (
 from dcp_manifest.folders.index_choice import current_index
 from dcp_manifest.index.columns import CheckpointIndex, needed_bytes
 
-__all__ = [
-    "FoundCheckpoint",
-    "check_files",
-    "checkpoints_below",
-    "file_sizes",
-    "first_valid",
-    "index_of",
-    "merge_places",
-    "some_below",
-]
-
 _log = library_logger(__name__)
 
 F = TypeVar("F", bound=Folder)

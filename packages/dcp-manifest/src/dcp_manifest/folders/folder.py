@@ -15,33 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 from dcp_base.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
-__all__ = [
-    "DATA_SUFFIX",
-    "METADATA_NAME",
-    "NEXT_NOTE",
-    "NOTE",
-    "QUARANTINE",
-    "REMOVING",
-    "SAVE_MARKER_PREFIX",
-    "Entry",
-    "Folder",
-    "FolderTree",
-    "LocalFolder",
-    "RankIndexName",
-    "check_inside",
-    "data_file_name",
-    "data_file_prefix",
-    "followed",
-    "is_index_name",
-    "noted_step",
-    "parse_quarantine",
-    "put_aside_reason",
-    "rank_index_name",
-    "rank_of_data_file",
-    "rank_prefix",
-]
-
-
 # Prefix of notes, reader leases and save markers.
 _OURS = ".dcp-"
 # Of a file that was removed meanwhile, and of links that lead nowhere.

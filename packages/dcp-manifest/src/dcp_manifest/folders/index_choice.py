@@ -16,8 +16,6 @@ from dcp_manifest.folders.folder import METADATA_NAME, Entry, Folder, RankIndexN
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
-__all__ = ["choose_index", "current_index"]
-
 Load = Callable[[str], CheckpointIndex]
 # An index may be replaced between listing and reading, repeatedly: after so many tries there is none.
 _TRIES = 5

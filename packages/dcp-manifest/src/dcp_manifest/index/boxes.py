@@ -17,20 +17,6 @@ import numpy as np
 from dcp_manifest.index.columns import CheckpointIndex, distinct, starts
 from dcp_manifest.types import I64
 
-__all__ = [
-    "Box",
-    "box_text",
-    "by_dims",
-    "coverage_problems",
-    "find_hole",
-    "find_overlap",
-    "intersect",
-    "is_proper",
-    "out_of_bounds",
-    "overlaps",
-]
-
-
 BoxLike = tuple[Sequence[int], Sequence[int]]
 _PAIRS_AT_ONCE = 1 << 20
 _FEW = 8

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from dcp_manifest.index.columns import CHUNKS_AT_ONCE, starts
 from dcp_manifest.types import U64, Bool
 
-__all__ = ["ColumnRuns"]
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnRuns:

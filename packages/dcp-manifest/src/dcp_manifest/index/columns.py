@@ -20,32 +20,6 @@ import numpy.typing as npt
 
 from dcp_manifest.types import I64, U8, U32, Bool
 
-__all__ = [
-    "CRC_BLOCK_MAX_BYTES",
-    "CRC_BLOCK_MIN_BYTES",
-    "ENCODED_BLOCK_MAX_BYTES",
-    "BlockColumns",
-    "BoxLayout",
-    "CheckpointIndex",
-    "EncodedBlocks",
-    "Framing",
-    "ItemColumns",
-    "ItemKind",
-    "ManifestInfo",
-    "PathElement",
-    "RaggedStarts",
-    "StoredItem",
-    "TensorFlags",
-    "block_bytes",
-    "border_count",
-    "border_counts",
-    "distinct",
-    "needed_bytes",
-    "ranges",
-    "starts",
-]
-
-
 PathElement = str | int
 RaggedStarts = tuple[list[int], list[int]]
 

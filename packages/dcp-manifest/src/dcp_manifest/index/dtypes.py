@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ITEM_BYTES", "TYPED_STORAGES"]
-
 _BY_ITEM_BYTES: dict[int, tuple[str, ...]] = {
     1: (
         *("bool", "uint8", "int8", "qint8", "quint8", "quint4x2", "quint2x4"),

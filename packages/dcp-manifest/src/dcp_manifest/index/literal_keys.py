@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-__all__ = ["LiteralKey"]
-
 _LITERALS = (bool, int, float, complex, bytes, type(None))
 _MAX_CHARACTERS = 4096
 

@@ -14,8 +14,6 @@ from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, distinct, r
 from dcp_manifest.index.stored_items import join_items
 from dcp_manifest.types import I64
 
-__all__ = ["merge_rank_indexes", "take_tensors"]
-
 Key = TypeVar("Key")
 
 

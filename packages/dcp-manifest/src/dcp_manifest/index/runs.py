@@ -9,8 +9,6 @@ import numpy as np
 
 from dcp_manifest.types import I64
 
-__all__ = ["Runs", "box_runs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Runs:

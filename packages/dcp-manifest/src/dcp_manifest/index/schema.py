@@ -27,31 +27,6 @@ from dcp_manifest.index.columns import (
 )
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = [
-    "ALIASES",
-    "BLOCKS",
-    "COLUMNS",
-    "FEW_ROWS",
-    "ITEMS_OF",
-    "MAX_NDIM",
-    "MAX_NUMBERS_PER_BYTE",
-    "MAX_POSITION",
-    "OBJECTS",
-    "PATH_INDEX_LIMIT",
-    "PATH_INT_KEY",
-    "PATH_KEY",
-    "PATH_LIST_INDEX",
-    "PATH_LITERAL_KEY",
-    "RUNS_ABOVE_CHUNKS",
-    "TABLES",
-    "TENSORS",
-    "Column",
-    "check_column",
-    "check_index",
-    "check_relative_path",
-    "derived_bytes",
-]
-
 MAX_NDIM: Final = 64
 MAX_POSITION: Final = (1 << 62) - 1
 MAX_NUMBERS_PER_BYTE: Final = 16

@@ -24,9 +24,6 @@ from dcp_manifest.index.columns import (
 )
 from dcp_manifest.types import I64
 
-__all__ = ["StoredItems", "block_columns", "join_items"]
-
-
 _NONE = np.zeros(0, np.uint32)
 _Rows = npt.NDArray[np.integer[Any]]
 

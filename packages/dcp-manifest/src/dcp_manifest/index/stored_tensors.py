@@ -12,8 +12,6 @@ import numpy as np
 from dcp_manifest.index.columns import CheckpointIndex, StoredItem
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["StoredChunk", "StoredTensor", "TensorForm", "stored_objects", "stored_tensors", "tensor_columns"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredChunk:

@@ -16,25 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "SCALAR_OPCODES",
-    "Budget",
-    "Call",
-    "ForbiddenGlobalError",
-    "Function",
-    "New",
-    "Opaque",
-    "PickleTable",
-    "Record",
-    "RecordClass",
-    "ScalarReader",
-    "State",
-    "UnsafePickleError",
-    "described",
-    "python3_name",
-]
-
-
 _FREE_WORK = 1 << 20
 _WORK_PER_BYTE = 2  # bytes of an array are encoded from text, and then copied
 # Tuples are hashed by recursion in C. This depth of nesting is still safe.

@@ -29,9 +29,6 @@ from dcp_manifest.pickles.pickle_table import (
     python3_name,
 )
 
-__all__ = ["read_pickle", "refuse_unfolding"]
-
-
 _U32 = struct.Struct("<I")
 
 

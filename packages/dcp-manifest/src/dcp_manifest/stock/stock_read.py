@@ -31,9 +31,6 @@ from dcp_manifest.pickles.safe_pickle import read_pickle
 from dcp_manifest.stock.stock_write import FILESYSTEM, GET_LAYOUT, METADATA, TORCH
 from dcp_manifest.types import Buffer
 
-__all__ = ["Layout", "read_stock"]
-
-
 Place = dict[str, Any]
 _MAX_LINKS = 16
 _OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"

@@ -15,24 +15,6 @@ import numpy.typing as npt
 
 from dcp_manifest.index.columns import RAW, CheckpointIndex, ItemColumns, PathElement, TensorFlags
 
-__all__ = [
-    "FILESYSTEM",
-    "GET_LAYOUT",
-    "MARKER_MODULE",
-    "METADATA",
-    "STOCK_VERSION",
-    "TORCH",
-    "collected",
-    "global_2",
-    "integer",
-    "is_stub",
-    "stock_head",
-    "stub_head",
-    "text_2",
-    "unreadable_reason",
-]
-
-
 METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 TORCH = "torch"

@@ -20,8 +20,6 @@ from dcp_io.lent_memory import FileId
 from dcp_memory.client.link import Answer, Link, NoKeeperError
 from dcp_memory.places import folder_path
 
-__all__ = ["Connection", "Lender", "Loan", "MemoryFile", "Segments", "connection_to"]
-
 _KEPT = 64
 
 

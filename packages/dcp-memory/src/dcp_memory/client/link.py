@@ -20,17 +20,6 @@ from dcp_memory.errors import KeeperLostError, KeeperRefusedError
 from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, peer_of
 from dcp_memory.wire import HEAD, VERSION, decode_head, decode_json, encode
 
-__all__ = [
-    "START_TIMEOUT_SECONDS",
-    "Answer",
-    "Link",
-    "NoKeeperError",
-    "check_options",
-    "connect_to",
-    "open_keepers",
-    "start_process",
-]
-
 START_TIMEOUT_SECONDS = 60.0
 ANSWER_TIMEOUT_SECONDS = 20.0
 """Time limit of an answer, shorter than that of `dcp_io.TimedCall`. A keeper never waits."""

@@ -22,9 +22,6 @@ from dcp_memory.client.connection import FIRST_POLL_SECONDS, LONGEST_POLL_SECOND
 from dcp_memory.client.link import Answer
 from dcp_memory.wire import PAGE_BYTES
 
-__all__ = ["SMALL_BYTES", "BlobSource", "KeeperSink", "KeeperSource", "Writing"]
-
-
 SMALL_BYTES = 256 << 10
 """Limit of an object outside segments, and of bytes collected before a write."""
 _FIRST_BYTES = 64 << 10

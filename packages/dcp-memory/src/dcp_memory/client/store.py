@@ -17,8 +17,6 @@ from dcp_memory.client.link import Answer, NoKeeperError, check_options
 from dcp_memory.client.objects import SMALL_BYTES, BlobSource, KeeperSink, KeeperSource, Writing
 from dcp_memory.places import check_run
 
-__all__ = ["KeeperStore", "open_store"]
-
 
 class KeeperStore(HostStore):
     """A store in the memory of a keeper, a process of this host that outlives the processes which save.

@@ -15,8 +15,6 @@ from dcp_memory.keeper.options import KeeperOptions, parse_arguments
 from dcp_memory.keeper.server import Server
 from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, folder_path
 
-__all__ = ["keep_streams_open", "main", "run_detached", "run_keeper"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a keeper; returns the exit code.

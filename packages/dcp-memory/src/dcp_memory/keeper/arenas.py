@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from dcp_memory.keeper.pool import Pool, Segment, full_text
 
-__all__ = ["Arena", "Arenas", "Borrower"]
-
 _SMALL_BYTES = 16 << 20
 _COARSE = 1 << 20
 _FINE = 64 << 10

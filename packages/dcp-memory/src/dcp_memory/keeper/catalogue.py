@@ -9,8 +9,6 @@ from dcp_memory.keeper.arenas import Arena, Arenas
 from dcp_memory.keeper.pool import Pool
 from dcp_memory.keeper.slabs import SlabRange, Slabs
 
-__all__ = ["Catalogue", "Reservation", "StoredObject"]
-
 # What an object costs besides its bytes.
 _OBJECT_BYTES = 512
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from dcp_memory.keeper.pool import available_bytes
 from dcp_memory.places import check_run
 
-__all__ = ["KeeperOptions", "parse_arguments"]
-
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _IDLE_TIMEOUT_SECONDS = 1800.0
 

@@ -12,8 +12,6 @@ from dcp_memory.keeper.arenas import Borrower
 from dcp_memory.keeper.catalogue import Reservation, StoredObject
 from dcp_memory.wire import GREETING_BYTES, HEAD, decode_head, decode_json, encode
 
-__all__ = ["Peer"]
-
 _READ_BYTES = 1 << 20
 
 

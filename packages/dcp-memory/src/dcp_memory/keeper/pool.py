@@ -20,8 +20,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-__all__ = ["Pool", "Segment", "available_bytes", "make_segment"]
-
 MARGIN_BYTES = 32 << 20
 """Memory of the machine, or of a control group, that is left to others."""
 

@@ -20,8 +20,6 @@ from dcp_memory.keeper.pool import Pool
 from dcp_memory.keeper.slabs import Slabs
 from dcp_memory.wire import EXTENT, PAGE_BYTES
 
-__all__ = ["Keeper", "answer"]
-
 
 class Keeper:
     """State of a keeper."""

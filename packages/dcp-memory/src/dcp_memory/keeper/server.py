@@ -18,8 +18,6 @@ from dcp_memory.keeper.requests import Keeper, answer
 from dcp_memory.places import peer_of
 from dcp_memory.wire import VERSION
 
-__all__ = ["Server"]
-
 GREETING_TIMEOUT_SECONDS = 10.0
 """Time within which a client must say what it is."""
 _POLL_SECONDS = 1.0

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from dcp_memory.keeper.pool import Pool, Segment, full_text
 from dcp_memory.wire import PAGE_BYTES
 
-__all__ = ["SlabRange", "Slabs"]
-
 _LEAST_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
 # A new slab has this part of the bytes that slabs have already: few slabs, and little that is not in use.

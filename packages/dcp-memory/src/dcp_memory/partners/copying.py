@@ -19,9 +19,6 @@ from dcp_manifest.index.columns import needed_bytes
 from dcp_memory.partners.courier import MOST_FILES, Courier, Offer
 from dcp_ranks import Coordinator, PeerOptions, Stream, StreamCard, StreamError, Streams, group_by_host, job_secret
 
-__all__ = ["copy_to_partners", "partners_of"]
-
-
 _POLL_SECONDS = 2.0
 _NICE = 10
 

@@ -23,21 +23,6 @@ from dcp_manifest.index.columns import needed_bytes
 from dcp_ranks import NOT_NOW, OperationError, Stream, StreamError
 from dcp_ranks.streams.reception import NotNow
 
-__all__ = [
-    "MOST_FILES",
-    "PIECE_BYTES",
-    "Courier",
-    "Intake",
-    "Kind",
-    "Message",
-    "Offer",
-    "decode",
-    "encode",
-    "is_full",
-    "pack_numbers",
-    "unpack_numbers",
-]
-
 MOST_FILES = 1 << 17
 """Limit of an offer, so that the numbers of wanted files fit into a message."""
 

@@ -10,8 +10,6 @@ from dcp_io.roots.copy_notes import CopyRequest, HostsCopied
 if TYPE_CHECKING:
     from dcp_ranks import Coordinator
 
-__all__ = ["Partner", "partner"]
-
 
 @dataclass(frozen=True, slots=True)
 class Partner:

@@ -31,8 +31,6 @@ from dcp_ranks.transport.listening import (
 )
 from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire
 
-__all__ = ["SLEEP_BELOW_SECONDS", "Peers"]
-
 _HELLO, _WELCOME = 2, 3
 
 _GREET_TIMEOUT_SECONDS = 1.0  # so that a rank that is busy afterwards has identified itself

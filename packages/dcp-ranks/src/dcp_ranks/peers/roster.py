@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 
 from dcp_ranks.transport.store_wire import StoreWire, decode, encode
 
-__all__ = ["Card", "CardBox", "ProcessIdentity", "own_identity", "watch_process"]
-
 _START_FIELD = 19  # field of /proc/<pid>/stat, counted after the process's name
 
 

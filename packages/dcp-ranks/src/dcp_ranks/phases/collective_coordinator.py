@@ -21,8 +21,6 @@ from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 from dcp_ranks.phases.phases import Answer, Failure, Outcome, PhasedCoordinator, Verdict
 from dcp_ranks.transport.store_wire import decode, encode
 
-__all__ = ["CollectiveCoordinator", "own_group"]
-
 
 class _Turns:
     def __init__(self) -> None:

@@ -14,8 +14,6 @@ from dcp_ranks.errors import OperationError, format_ranks
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "Coordinator", "LocalCoordinator", "list_by_ranks"]
-
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """Seconds that a rank waits for the others in one phase."""
 

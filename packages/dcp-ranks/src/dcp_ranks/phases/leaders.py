@@ -23,8 +23,6 @@ from dcp_ranks.phases.store_phase import GRACE_SECONDS, Seat, StoreRound
 from dcp_ranks.transport.connection import Frame, Key, Link, Mail, series_number
 from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire, decode, encode
 
-__all__ = ["RelayRound", "Relays"]
-
 _UP, _DOWN, _READING = 0, 1, 4  # kinds of frames; 2 and 3 greet, in `monitor`
 
 # All ranks together poll the store a thousand times a second.

@@ -24,8 +24,6 @@ from dcp_ranks.errors import (
 from dcp_ranks.phases.coordinator import Coordinator, list_by_ranks
 from dcp_ranks.transport.store_wire import decode, encode
 
-__all__ = ["Answer", "Failure", "Outcome", "PhasedCoordinator", "Verdict", "check_fence", "failure_of", "shorten"]
-
 _MAX_TEXT = 64 << 10
 _MAX_EXCEPTION_BYTES = 64 << 10
 _MAX_FULL_TRACEBACKS = 32

@@ -22,8 +22,6 @@ from dcp_ranks.phases.phases import Answer, Failure, Outcome, PhasedCoordinator,
 from dcp_ranks.phases.store_phase import Seat, StoreRound
 from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire, TimedStore
 
-__all__ = ["StoreCoordinator"]
-
 _LINGER_TIMEOUT_SECONDS = 5.0
 _LINGER_AFTER_FAILURE_TIMEOUT_SECONDS = 1.0
 _SEE_SECONDS = 0.5

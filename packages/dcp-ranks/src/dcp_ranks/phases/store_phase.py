@@ -18,8 +18,6 @@ from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.phases.phases import Answer, Failure, Outcome, Verdict, shorten
 from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire, decode, encode
 
-__all__ = ["GRACE_SECONDS", "MARGIN_SECONDS", "Seat", "StoreRound", "Waiting", "name_missing"]
-
 # A failed phase ends this long after its first failure, with the outcomes that have arrived by then.
 GRACE_SECONDS = 1.0
 # Other ranks wait longer than the coordinator, so that normally the coordinator sets the verdict.

@@ -20,8 +20,6 @@ from dcp_ranks.streams.greetings import (
 )
 from dcp_ranks.transport.listening import CONNECT_TIMEOUT_SECONDS, Call
 
-__all__ = ["Attempt", "name_place"]
-
 _AGAIN: Final = 5
 _AGAIN_SECONDS: Final = 0.05
 _OTHER_HOST: Final = "it shares no memory with this rank, and so is of another host"

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from dcp_ranks.peers.roster import own_identity
 
-__all__ = ["Place", "StreamCard", "group_by_host", "host_hint", "places_of"]
-
 Place = tuple[str, int]
 """(name, -1) of an abstract Unix socket, or (IP address, port)."""
 

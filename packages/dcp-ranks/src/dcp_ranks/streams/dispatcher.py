@@ -18,8 +18,6 @@ from dcp_ranks.streams.stream import Stream
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Dispatcher"]
-
 _POLL_SECONDS: Final = 0.05
 _CUT_OFF: Final = "its connection ended while this rank did not receive from it: its process has ended, or has given up"
 

@@ -20,21 +20,6 @@ from typing import Final
 
 from dcp_ranks.transport.listening import Listener
 
-__all__ = [
-    "ANSWER_BYTES",
-    "NO_MEMORY",
-    "REFUSAL",
-    "FirstBytes",
-    "Guest",
-    "descriptors_in",
-    "holds",
-    "is_local",
-    "job_secret",
-    "lend",
-    "send_proof",
-    "write_greeting",
-]
-
 _MAGIC: Final = b"dcpstrm1"
 _GREETING: Final = struct.Struct("<8sI64s")
 _ONE: Final = struct.calcsize("i")

@@ -16,8 +16,6 @@ from dcp_ranks.streams.attempt import Attempt
 from dcp_ranks.streams.greetings import Guest
 from dcp_ranks.transport.listening import Guests, Listener
 
-__all__ = ["Doorway", "meet_ranks"]
-
 _POLL_SECONDS: Final = 1.0
 
 

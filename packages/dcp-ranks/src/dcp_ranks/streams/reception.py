@@ -10,8 +10,6 @@ from typing import Final, Protocol
 from dcp_ranks.streams.greetings import descriptors_in
 from dcp_ranks.streams.stream import GOODBYE, HEAD, MAX_MESSAGE_BYTES, MESSAGE, Stream
 
-__all__ = ["NOT_NOW", "NotNow", "Reception", "StreamHandler"]
-
 _TURN_BYTES: Final = 8 << 20  # per turn of one stream, so that other streams do not wait
 _SCRATCH_BYTES: Final = 256 << 10
 _ROOM: Final = socket.CMSG_SPACE(4)

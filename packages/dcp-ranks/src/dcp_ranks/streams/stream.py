@@ -15,8 +15,6 @@ from dcp_ranks.errors import StreamError
 from dcp_ranks.streams.greetings import is_local
 from dcp_ranks.transport.store_wire import keep_lease
 
-__all__ = ["GOODBYE", "HEAD", "MAX_MESSAGE_BYTES", "MESSAGE", "Stream"]
-
 HEAD: Final = struct.Struct("<BBIQ")
 """Kind of frame, number of descriptors (0 or 1), size of message and of payload in bytes."""
 

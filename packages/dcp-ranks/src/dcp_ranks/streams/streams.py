@@ -27,8 +27,6 @@ from dcp_ranks.transport.listening import Listener, addresses_to_announce, open_
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Streams"]
-
 _CONNECT_TIMEOUT_SECONDS: Final = 15.0
 _BACKLOG: Final = 4096
 _SILENT: Final = (

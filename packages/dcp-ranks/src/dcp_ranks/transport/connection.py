@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from dcp_ranks.transport.store_wire import keep_lease
 
-__all__ = ["Frame", "Key", "Link", "Mail", "series_number"]
-
 Key = tuple[int, int]
 """Numbers of an operation and of its phase."""
 

@@ -19,8 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from dcp_ranks.transport.store_wire import innermost_store
 
-__all__ = ["Call", "Guests", "Listener", "addresses_to_announce", "listen", "open_doors", "own_addresses"]
-
 _LOOPBACK = "127.0.0.1"
 _MAX_DOORS = 16
 _NONCE_BYTES = 32

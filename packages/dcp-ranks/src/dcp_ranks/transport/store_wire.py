@@ -31,22 +31,6 @@ from dcp_base.logs import library_logger
 from dcp_ranks.errors import CoordinatorLostError
 from dcp_ranks.options import DEFAULT_PEERS
 
-__all__ = [
-    "CHUNK_BYTES",
-    "STORE_TIMEOUT",
-    "KeyValueStore",
-    "StoreWire",
-    "TimedStore",
-    "connect_store",
-    "decode",
-    "encode",
-    "guard_store",
-    "innermost_store",
-    "keep_lease",
-    "open_leased",
-    "prefixed_store",
-]
-
 STORE_TIMEOUT = timedelta(seconds=30)
 """Timeout for connecting to a store, and for requests over it."""
 

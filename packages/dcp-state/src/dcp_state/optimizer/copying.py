@@ -17,8 +17,6 @@ from torch import nn
 
 from dcp_core.tensors.kinds import clone_tensor, is_dtensor
 
-__all__ = ["IsolatedCopies", "copy_value", "same_value"]
-
 
 def copy_value(value: Any) -> Any:
     """Return a copy that shares no memory."""

@@ -24,22 +24,6 @@ from dcp_state.options import StateDictOptions
 from dcp_state.report import StateMismatchError, StateReport
 from dcp_state.sharding import place
 
-__all__ = [
-    "GROUPS",
-    "PARAMS",
-    "PARAM_NAMES",
-    "STATE",
-    "FittedState",
-    "SavedOptimizer",
-    "fit",
-    "flatten_optimizer_state",
-    "is_bookkeeping",
-    "is_flat",
-    "is_text",
-    "read_saved",
-    "rename",
-]
-
 STATE = "state"
 GROUPS = "param_groups"
 PARAMS = "params"

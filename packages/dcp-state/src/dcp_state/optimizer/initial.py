@@ -32,8 +32,6 @@ from dcp_state.optimizer.inner_optimizers import holds_its_own_state
 from dcp_state.random_state import random_state_kept
 from dcp_state.report import class_name, nameless_state
 
-__all__ = ["InitialStates", "Recorded", "make_stand_in", "prepares_state", "step_stand_in"]
-
 _HOOKS_LOCK = threading.Lock()
 
 

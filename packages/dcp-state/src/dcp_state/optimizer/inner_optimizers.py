@@ -16,8 +16,6 @@ from dcp_core.errors import UnsupportedValueError
 from dcp_state.adapters import installed_adapters
 from dcp_state.report import class_name
 
-__all__ = ["Optimizers", "as_optimizers", "holds_its_own_state"]
-
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 _OWN = ("param_groups", "state", "defaults")
 _DEPTH = 3

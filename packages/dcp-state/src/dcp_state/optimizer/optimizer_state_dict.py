@@ -39,14 +39,6 @@ from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import StateMismatchError, StateReport, class_name, nameless_state
 from dcp_state.sharding import broadcast_tensors, convert_tensors
 
-__all__ = [
-    "get_optimizer_state_dict",
-    "load_sharded_optimizer_state_dict",
-    "optimizer_state",
-    "restore_optimizers",
-    "set_optimizer_state_dict",
-]
-
 
 def get_optimizer_state_dict(
     model: nn.Module,
