@@ -28,11 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Install the pretend device if the tests are to run on it, which changes PyTorch for the whole process.
 
+    Scripts that tests start find `integration_tests.kits`, wherever they run.
+
     No example of a property has a deadline: a busy machine can hold up any of them for longer than 0.2 s.
 
     The examples are few and the same each time, so that what fails has to do with a change;
     `--hypothesis-profile=random` draws new ones, and more.
     """
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(config.rootpath))))
     if config.getoption("--device") == "pretend":
         from integration_tests.devices import pretend  # noqa: PLC0415 - not every package has it installed
 
