@@ -20,7 +20,7 @@ __all__ = ["BOUNDS", "measure_figures", "table"]
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
     "first save: functions": (480, 450),
-    "first save: modules": (71, 65),
+    "first save: modules": (72, 65),
     "load, resharded: functions": (394, 330),
     "load, resharded: modules": (62, 55),
     "dcp verify: functions": (159, 150),
@@ -28,8 +28,8 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "second save, one process: functions": (288, 250),
     "second save, one process: modules": (50, 60),
     "second save, one process: switches": (294, 250),
-    "lines of code": (59_300, 44_000),
-    "words in docstrings": (88_210, 70_000),
+    "lines of code": (59_320, 44_000),
+    "words in docstrings": (88_230, 70_000),
     "public names": (312, 250),
     "names between packages": (300, 200),
     "exception classes": (50, 40),

@@ -20,7 +20,7 @@ import torch
 
 import dcp_all as dcp
 from dcp_io import LocalStore
-from dcp_manifest.file.blob import pack
+from dcp_manifest.file.blob import pack_parts
 from dcp_manifest.file.manifest_read import read_index
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import CheckpointIndex
@@ -86,10 +86,10 @@ def edited_index(folder: Path, edit: Callable[[CheckpointIndex], CheckpointIndex
 def edited_columns(folder: Path, columns: Mapping[str, Any]) -> None:
     """Write the index anew with other numbers in some columns of the manifest, whatever they are."""
 
-    def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
-        return pack({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
+    def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[list[Any], int]:
+        return pack_parts({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
 
-    with mock.patch("dcp_manifest.file.manifest_write.pack", pack_edited):
+    with mock.patch("dcp_manifest.file.manifest_write.pack_parts", pack_edited):
         edited_index(folder, lambda index: index)
 
 

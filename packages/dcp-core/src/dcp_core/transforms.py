@@ -5,8 +5,9 @@ from __future__ import annotations
 from dcp_core.encoding.compression import (
     Extension,
     ExtensionRegistry,
+    ItemStreams,
     StreamTransformExtension,
     undo,
 )
 
-__all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "undo"]
+__all__ = ["Extension", "ExtensionRegistry", "ItemStreams", "StreamTransformExtension", "undo"]

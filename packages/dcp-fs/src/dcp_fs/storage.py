@@ -14,7 +14,7 @@ from dcp_core.hosts.agree import HostAgreement
 from dcp_core.hosts.commit import HostCommit
 from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, check_format
 from dcp_core.tensors.tensor_memory import TensorPieces
-from dcp_core.transforms import ExtensionRegistry, StreamTransformExtension
+from dcp_core.transforms import ExtensionRegistry, ItemStreams, StreamTransformExtension
 from dcp_fs.filesystem import FileSystem, is_local_id
 from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, Verify, Writable, open_store
 from dcp_io.requests import check_options
@@ -108,6 +108,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         check_options(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         check_format(serialization_format)
         setting = one_setting(_extensions, compression)
+        self.transforms = ItemStreams(_extensions)
         self.serialization_format = serialization_format
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files

@@ -10,7 +10,7 @@ from typing import Any
 from dcp_core import BlockingAsyncStager, ByteStorageReader, ByteStorageWriter
 from dcp_core.encoding.compression import Compression, one_setting
 from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, check_format
-from dcp_core.transforms import StreamTransformExtension
+from dcp_core.transforms import ItemStreams, StreamTransformExtension
 from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
 from dcp_fsspec.opening import is_fsspec_id, open_store
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify
@@ -82,6 +82,7 @@ class FsspecWriter(_Folder, ByteStorageWriter, BlockingAsyncStager):
         **kwargs: Any,
     ) -> None:
         setting = one_setting(_extensions, compression)
+        self.transforms = ItemStreams(_extensions)
         check_options(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.serialization_format = serialization_format
         self.single_file_per_rank = single_file_per_rank

@@ -262,6 +262,38 @@ class ExtensionRegistry:
             ) from error
 
 
+class ItemStreams:
+    """Streams of single items, for writers that use stock's `_write_item`.
+
+    Source: torch 2.13 `torch.distributed.checkpoint.filesystem._StorageWriterTransforms`.
+    """
+
+    def __init__(self, extensions: Sequence[StreamTransformExtension] | None = None) -> None:
+        self.extensions = tuple(extensions or ())
+
+    def transform_save_stream(self, write_item: object, raw_stream: IO[bytes]) -> tuple[IO[bytes], list[str]]:
+        """Return a stream that encodes into an open file, and the descriptors."""
+        del write_item
+        stream = cast("IO[bytes]", _ItemStream(raw_stream))
+        for extension in self.extensions:
+            stream = extension.transform_to(stream)
+        return stream, [extension.get_descriptor() for extension in reversed(self.extensions)]
+
+
+class _ItemStream(io.RawIOBase):
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
 def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegistry, limit_bytes: int) -> memoryview:
     """Decode stored bytes with verified CRCs, to at most `limit_bytes`.
 

@@ -302,7 +302,7 @@ class ManifestReader:
 
 def _add_up(counts: I64, total: int) -> bool:
     """Sums must not overflow 64 bits."""
-    return total == (int(counts.sum()) if len(counts) and int(counts.max()) <= total else 0)
+    return int(counts.max(initial=0)) <= total == int(counts.sum())
 
 
 def _object(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
