@@ -19,7 +19,7 @@ from integration_tests.call_paths.sources import count_sources
 __all__ = ["BOUNDS", "measure_figures", "table"]
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
-    "first save: functions": (480, 450),
+    "first save: functions": (482, 450),
     "first save: modules": (72, 65),
     "load, resharded: functions": (394, 330),
     "load, resharded: modules": (62, 55),
@@ -30,7 +30,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "second save, one process: switches": (294, 250),
     "lines of code": (59_320, 44_000),
     "words in docstrings": (88_230, 70_000),
-    "public names": (312, 250),
+    "public names": (313, 250),
     "names between packages": (300, 200),
     "exception classes": (50, 40),
     "small modules of one importer": (5, 5),
