@@ -1,8 +1,9 @@
 """What planning a save costs on many ranks: `python -m integration_tests.benchmarks.planning --help`.
 
 One process plays all ranks in turn: each makes its plan and sends it as bytes, the coordinator decodes them, plans and
-encodes its answers, and each rank takes its answer and saves once more. What is not simulated is the network between
-them (see `coordination`). Each size runs in a process of its own, so that peak memory is that of the size.
+encodes its answers. The ranks then send their results, from which the coordinator publishes the index, and each rank
+saves once more. What is not simulated is the network between them (see `coordination`), and the tensors' bytes. Each
+size runs in a process of its own, so that peak memory is that of the size.
 """
 
 from __future__ import annotations
@@ -13,31 +14,40 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed.checkpoint as stock
 
-from dcp_core.planning.plan_exchange import RANK_PLANS, PackedResults, PlanExchange, pack
+from dcp_core import ByteStorageWriter
+from dcp_core.planning.plan_exchange import RANK_PLANS, PlanExchange, pack
 from dcp_core.planning.save_planner import DefaultSavePlanner
+from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.protocols import SavePlan
-from dcp_core.tables.metadata_columns import records_of, written_index
-from dcp_core.tables.plan_columns import PlanColumns
-from dcp_manifest import CheckpointIndex, read_index
-from dcp_manifest.file.manifest_write import encode as encode_index
+from dcp_core.saving import _Save
+from dcp_core.tables.metadata_columns import records_of
+from dcp_core.tables.plan_columns import PlanColumns, WrittenColumns
+from dcp_io import LocalStore, StoreBackend
+from dcp_manifest import CheckpointIndex
 from dcp_manifest.index.columns import Framing, starts
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_ranks import Coordinator
+from dcp_ranks.phases.phases import Answer, Outcome, PhasedCoordinator, Verdict
 from dcp_ranks.transport.store_wire import decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
+from integration_tests.benchmarks.pages import replace_figures
 
 RANKS = (64, 256, 1024, 4096, 16384)
+STOCK_RANKS = (16, 64, 256)
+MODULE = "integration_tests.benchmarks.planning"
 TENSORS = 3_000
 ROWS, COLUMNS, TENSOR_PARALLEL = 64, 1024, 8
 
@@ -89,22 +99,22 @@ def held(rank: int, world: int) -> SavePlan:
     )
 
 
-class Played(Coordinator):
+class Played(PhasedCoordinator):
     """The coordinator as a rank of the simulation sees it."""
 
     def __init__(self, rank: int, world: int, exchange: Callable[[Any, Callable[[list[Any]], Sequence[Any]]], Any]):
         super().__init__(rank, world, 0)
-        self._exchange = exchange
+        self._play = exchange
 
     def reduce_scatter(self, phase: str, map_fn: Any, reduce_fn: Any) -> Any:
         """Hand both sides of the phase to the simulation."""
         del phase
-        return self._exchange(map_fn(), reduce_fn)
+        return self._play(map_fn(), reduce_fn)
 
     def _unused(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    all_reduce = all_gather = broadcast = barrier = save_nonce = _unused  # type: ignore[assignment]
+    all_reduce = all_gather = broadcast = barrier = save_nonce = _exchange = _withdraw = _unused  # type: ignore[assignment]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -180,12 +190,25 @@ def coordinate(world: int) -> tuple[dict[str, float], list[list[bytes]], Metadat
     return times, answers, made[0], own
 
 
-def results_of(exchange: PlanExchange, index: CheckpointIndex) -> list[PackedResults]:
-    """What the ranks send after they have written their items, each into one file, as the coordinator decodes it."""
+class Writer(ByteStorageWriter):
+    """Writes the index into a folder."""
+
+    def _open(self, checkpoint_id: Any) -> StoreBackend:
+        return StoreBackend(LocalStore(checkpoint_id))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Every folder."""
+        del checkpoint_id
+        return True
+
+
+def results_of(exchange: PlanExchange, index: CheckpointIndex) -> tuple[list[Outcome], Any]:
+    """What the ranks send after they have written their items, each into one file; and the coordinator's own."""
     boxes = starts(index.tensor_ndim.repeat(index.tensor_chunks))[:-1]
     stored_bytes = (np.multiply.reduceat(index.chunk_sizes, boxes) * 2).astype(np.uint32)
     del boxes
-    results = []
+    results, own = [Outcome("write")], None
     for rank, planned in enumerate(exchange._final):
         assert planned is not None
         sizes = np.append(stored_bytes[planned.chunks], [64] * len(planned.objects))
@@ -193,26 +216,37 @@ def results_of(exchange: PlanExchange, index: CheckpointIndex) -> list[PackedRes
         columns = items(count, sizes, starts(sizes)[:-1], np.zeros(count), framed=False)
         columns.framing[len(planned.chunks) :] = Framing.OBJECT
         stored = StoredItems(columns, [f"__{rank}_0.{INFO.save_id}.distcp"])
-        results.append(decode(encode(pack(stored, len(planned.chunks), b""))))
-    return results
+        if rank:
+            results.append(Outcome("write", encode(pack(stored, len(planned.chunks), b""))))
+        else:
+            own = LazyList(WrittenColumns(planned, stored))
+    return results, own
 
 
 def manifest_of(metadata: Metadata, exchange: PlanExchange) -> dict[str, float]:
-    """Size of the index that is published, and the time to write and to read it."""
+    """The coordinator's last phase, until the index is published."""
     records = records_of(metadata)
     assert records is not None
-    packed = results_of(exchange, records.index)
-    start = time.process_time()
-    index = written_index(metadata, [exchange.unpack_results(one, rank) for rank, one in enumerate(packed)])
-    index.info = INFO
-    data = encode_index(index, interop=False)
-    written = time.process_time()
-    read_index(data, file="simulated")
-    return {
-        "manifest_bytes": len(data),
-        "write_seconds": written - start,
-        "read_seconds": time.process_time() - written,
-    }
+    sent, own = results_of(exchange, records.index)
+    result_bytes = max(len(one.value or b"") for one in sent)
+    with tempfile.TemporaryDirectory() as folder:
+        writer = Writer(folder, interop=False)
+        writer.set_up_storage_writer(True, rank=0, world_size=len(sent))
+        writer.prepare_global_plan([SavePlan([])] * len(sent))
+        run = _Save({}, folder, writer, DefaultSavePlanner(), exchange.coordinator, True)
+        run.writer, run.exchange, run.metadata = writer, exchange, metadata
+        start = time.process_time()
+        conclude = exchange.coordinator._conclude  # type: ignore[attr-defined]
+        answer = conclude(0, "write", sent, own, lambda results: Answer(Verdict(), own=run.publish(results)))
+        written = time.process_time()
+        if answer.error is not None:
+            raise answer.error
+        return {
+            "manifest_bytes": Path(folder, ".metadata").stat().st_size,
+            "result_bytes": result_bytes,
+            "write_seconds": written - start,
+            "peak_mib": peak_mib(),
+        }
 
 
 def peak_mib() -> float:
@@ -226,7 +260,6 @@ def simulate(world: int) -> dict[str, Any]:
     first, answers, metadata, exchange = coordinate(world)
     found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first}
     found |= {"idle_mib": idle, "planned_mib": peak_mib(), **manifest_of(metadata, exchange)}
-    found["peak_mib"] = peak_mib()
     again, seconds = [], []
     for rank in range(1, world, max(1, world // 64)):
         start = time.process_time()
@@ -235,6 +268,9 @@ def simulate(world: int) -> dict[str, Any]:
         RANK_PLANS.clear()
     found["again_up_bytes"] = max(map(len, again))
     found["rank_seconds"] = statistics.median(seconds)
+    tracemalloc.start()
+    ask(1, world, answers[1])
+    found["rank_mib"] = tracemalloc.get_traced_memory()[1] / (1 << 20)
     return found
 
 
@@ -263,50 +299,99 @@ def stock_seconds(world: int) -> dict[str, Any]:
 
 def in_own_process(*arguments: str) -> dict[str, Any]:
     """The JSON that this module prints in another process."""
-    command = [sys.executable, "-m", "integration_tests.benchmarks.planning", *arguments]
+    command = [sys.executable, "-m", MODULE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of Markdown."""
+    lines = [f"| {' | '.join(titles)} |", f"|{' ---: |' * len(titles)}"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def seconds(value: float) -> str:
+    """Two digits."""
+    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+
+
+def size(nbytes: float) -> str:
+    """Two digits or more, in kB or MB."""
+    return f"{nbytes / 1e3:.1f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:,.1f} MB"
+
+
+def page_lines(rows: Sequence[Mapping[str, Any]], stock_rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The tables of the page."""
+    plans, indexes = [], []
+    for row in rows:
+        first, ranks = row["first"], f"{row['ranks']:,}"
+        phases = (first["decode_seconds"], first["plan_seconds"], first["encode_seconds"])
+        up, down = size(first["up_bytes"]), size(first["down_bytes"])
+        rank = f"{row['rank_seconds'] * 1e3:.0f} ms", f"{row['rank_mib']:.1f} MiB"
+        again = f"{row['again_up_bytes']} B"
+        plans.append([ranks, f"{row['chunks']:,}", *map(seconds, phases), up, down, again, *rank])
+        memory = f"{row['planned_mib']:,.0f} MiB", f"{row['peak_mib']:,.0f} MiB"
+        whole = seconds(sum(phases) + row["write_seconds"])
+        results = size(row["result_bytes"])
+        indexes.append([ranks, results, size(row["manifest_bytes"]), seconds(row["write_seconds"]), whole, *memory])
+    of_plans = ["ranks", "chunks", "decode", "plan", "encode", "a rank sends", "a rank gets", "sends, unchanged"]
+    of_indexes = ["ranks", "a rank's results", "index", "published in", "all phases"]
+    of_stock = ["ranks, PyTorch", "plan", "a rank sends each time"]
+    return [
+        *table([*of_plans, "a rank's work", "its memory"], plans),
+        "",
+        *table([*of_indexes, "memory, planned", "memory, published"], indexes),
+        "",
+        *table(
+            of_stock,
+            [
+                [f"{row['ranks']:,}", seconds(row["stock_plan_seconds"]), size(row["stock_plan_bytes"])]
+                for row in stock_rows
+            ],
+        ),
+    ]
 
 
 def main() -> None:
     """Print a row for each size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="world sizes (default: %(default)s)")
-    parser.add_argument("--stock", type=int, nargs="*", default=(16, 64), help="world sizes for stock's planner")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--stock", type=int, nargs="*", default=STOCK_RANKS, help="world sizes for stock's planner")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of each size; seconds are medians (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--page", type=Path, help="write the tables between the marks of this page")
+    parser.add_argument("--from-json", type=Path, help="measure nothing: make the page of these figures")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--one-of-stock", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one or options.one_of_stock:
         print(json.dumps(simulate(options.one) if options.one else stock_seconds(options.one_of_stock)))
         return
-    print(f"{TENSORS:,} tensors; processor seconds of the coordinator, bytes of one rank")
-    print(
-        "  ranks   decode     plan   encode |  sends    gets  unchanged    rank |  index  write    read | MiB planned"
-    )
-    rows = []
-    for world in options.ranks:
-        row = in_own_process("--one", str(world))
-        rows.append(row)
-        decoding, planning, encoding, _, up, down, _ = row["first"].values()
-        print(
-            f"{world:7,} {decoding:8.2f} {planning:8.2f} {encoding:8.2f} | {up / 1e3:5.1f}k {down / 1e3:6.1f}k |"
-            f" {row['again_up_bytes']:7,} B {row['rank_seconds'] * 1e3:4.0f}ms | {row['manifest_bytes'] / 1e6:5.1f}M"
-            f" {row['write_seconds']:5.2f}s {row['read_seconds']:6.2f}s |"
-            f" {row['idle_mib']:5,.0f} {row['planned_mib']:6,.0f} {row['peak_mib']:6,.0f}",
-            flush=True,
-        )
-    for world in options.stock:
-        row = in_own_process("--one-of-stock", str(world))
-        rows.append(row)
-        print(
-            f"{world:7,} stock: plan {row['stock_plan_seconds']:.1f} s, {row['stock_plan_bytes'] / 1e3:,.0f}k per rank",
-            flush=True,
-        )
+    if options.from_json:
+        figures = json.loads(options.from_json.read_text())
+    else:
+        figures = {"rows": [], "stock": []}
+        for kind, option, worlds in (("rows", "--one", options.ranks), ("stock", "--one-of-stock", options.stock)):
+            for world in worlds:
+                rounds = [in_own_process(option, str(world)) for _ in range(options.rounds)]
+                figures[kind].append(median_of(rounds))
+                print(json.dumps(figures[kind][-1]), flush=True)
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    lines = page_lines(figures["rows"], figures["stock"])
+    print("\n".join(lines))
+    if options.page:
+        replace_figures(options.page, MODULE, lines)
+
+
+def median_of(rounds: Sequence[Any]) -> Any:
+    """Of each number."""
+    if isinstance(rounds[0], Mapping):
+        return {name: median_of([each[name] for each in rounds]) for name in rounds[0]}
+    return statistics.median(rounds)
 
 
 if __name__ == "__main__":
