@@ -60,7 +60,7 @@ class _Difference:
 @click.option("--keys-only", is_flag=True, help="Compare names, dtypes and shapes; read no values.")
 @click.option("--atol", type=float, default=0.0, show_default=True, help="Absolute difference that counts as equal.")
 @click.option(
-    "--rtol", type=float, default=0.0, show_default=True, help="_Difference relative to B that counts as equal."
+    "--rtol", type=float, default=0.0, show_default=True, help="Difference relative to B that counts as equal."
 )
 @json_option
 def command(a: str, b: str, keys_only: bool, atol: float, rtol: float, as_json: bool) -> int:
