@@ -190,7 +190,8 @@ def _send(
     _running.add(copy)
     try:
         sizes = {name: source.size(name) for name in sorted(save.index.files)}
-        _send_files(source, target, save, _missing(target, save_id, sizes, JOURNAL), JOURNAL, passed)
+        done = read_journal(target, save_id)
+        _send_files(source, target, save, _missing(target, sizes, done), done, JOURNAL, passed)
         check_files(target, save.index)
         session.publish(METADATA_NAME, save.data)
     finally:
@@ -199,22 +200,26 @@ def _send(
         session.finish(save.index.files)
 
 
-def _missing(target: Store, save_id: str, sizes: Mapping[str, int], journal: str) -> dict[str, int]:
-    done = read_journal(target, save_id, journal)
+def _missing(target: Store, sizes: Mapping[str, int], done: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if not done.get(name) == size == size_of(target, name)}
 
 
 def _send_files(
-    source: Store, target: Store, save: _Save, missing: Mapping[str, int], journal: str, passed: Callable[[int], object]
+    source: Store,
+    target: Store,
+    save: _Save,
+    missing: Mapping[str, int],
+    done: dict[str, int],
+    journal: str,
+    passed: Callable[[int], object],
 ) -> None:
     """Send files; each is durable before the journal names it."""
-    spans = PassingCrcs.spans_by_file(save.index)
-    done = read_journal(target, save.save_id, journal)
+    spans, whole = PassingCrcs.spans_by_file(save.index), save.bytes
     for name, size in missing.items():
         send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
         done[name] = size
         target.sync_folder()
-        target.publish(journal, encode_journal(save.save_id, done, source, save.bytes))
+        target.publish(journal, encode_journal(save.save_id, done, source, whole))
     if source.read(METADATA_NAME) != save.data:
         raise CheckpointNotFoundError(f"{source.url} was replaced while it was copied; it is copied anew")
 
@@ -313,7 +318,8 @@ def _send_part(
     pace: Callable[[int], object],
 ) -> None:
     journal = f"{_JOURNALS}{host}.json"
-    missing = _missing(target, save.save_id, {name: source.size(name) for name in files}, journal)
+    done = read_journal(target, save.save_id, journal)
+    missing = _missing(target, {name: source.size(name) for name in files}, done)
     if not missing:
         return
     number = _FIRST_LEASE + int(host, 16) % (9 * _FIRST_LEASE)
@@ -323,7 +329,7 @@ def _send_part(
     lease = RankSaveSession.begin_rank(target, save.save_id, number, stale_after_seconds=stale_after_seconds)
     try:
         with _counting(target, sum(missing.values()), pace) as passed:
-            _send_files(source, target, save, missing, journal, passed)
+            _send_files(source, target, save, missing, done, journal, passed)
     finally:
         lease.abort()  # only the lease is removed: no file of the save has its number
 
