@@ -92,20 +92,21 @@ class VirtualSink(Sink):
         return self._name
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        if self._ended:
-            raise ValueError(f"{self._name} has been closed")
-        file, size = self._file, sum(len(buffer) for buffer in buffers)
-        host = self._disk.wait("write", self._path, size)
-        self._disk.written_bytes[host] = self._disk.written_bytes.get(host, 0) + size
+        self._count(sum(len(buffer) for buffer in buffers))
         for buffer in buffers:
-            file.data += buffer
+            self._file.data += buffer
 
     def skip(self, nbytes: int, begin: bytes = b"") -> None:
         """Take the time of a write, of which only the first bytes are kept."""
-        host = self._disk.wait("write", self._path, nbytes)
-        self._disk.written_bytes[host] = self._disk.written_bytes.get(host, 0) + nbytes
+        self._count(nbytes)
         self._file.data += begin
         self._file.skipped += nbytes - len(begin)
+
+    def _count(self, nbytes: int) -> None:
+        if self._ended:
+            raise ValueError(f"{self._name} has been closed")
+        host = self._disk.wait("write", self._path, nbytes)
+        self._disk.written_bytes[host] = self._disk.written_bytes.get(host, 0) + nbytes
 
     def close(self) -> None:
         if not self._ended:
