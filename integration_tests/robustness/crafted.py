@@ -20,7 +20,7 @@ import torch
 
 import dcp_all as dcp
 from dcp_io import LocalStore
-from dcp_manifest.file.blob import pack_parts
+from dcp_manifest.file.blob import pack
 from dcp_manifest.file.manifest_read import read_index
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import CheckpointIndex
@@ -87,9 +87,9 @@ def edited_columns(folder: Path, columns: Mapping[str, Any]) -> None:
     """Write the index anew with other numbers in some columns of the manifest, whatever they are."""
 
     def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[list[Any], int]:
-        return pack_parts({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
+        return pack({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
 
-    with mock.patch("dcp_manifest.file.manifest_write.pack_parts", pack_edited):
+    with mock.patch("dcp_manifest.file.manifest_write.pack", pack_edited):
         edited_index(folder, lambda index: index)
 
 

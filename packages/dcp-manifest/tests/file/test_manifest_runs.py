@@ -158,7 +158,8 @@ def test_contradictions_are_named(even, name):
     metadata["rows"] = {**metadata["rows"], **changed.pop("rows", {})}
     assert changed.keys() <= columns.keys()
     kept = {key: values for key, values in {**columns, **changed}.items() if values is not None}
-    crafted, index_crc32 = pack(kept, metadata)
+    parts, index_crc32 = pack(kept, metadata)
+    crafted = b"".join(parts)
     footer = blob.Footer(0, len(crafted), 0, blob.zlib.crc32(crafted), index_crc32, 1, 2)
     with pytest.raises(CorruptCheckpointError):
         read_index(crafted + footer.to_bytes(), file="f")

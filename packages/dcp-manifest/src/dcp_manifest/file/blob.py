@@ -69,13 +69,7 @@ class Blob:
         return numbers
 
 
-def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Return `pack_parts` as one."""
-    parts, crc = pack_parts(columns, metadata)
-    return b"".join(parts), crc
-
-
-def pack_parts(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[list[Buffer], int]:
+def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[list[Buffer], int]:
     """Pack columns, their block CRCs, and `metadata` (as JSON); return the blob's parts and `index_crc32`.
 
     Equal input gives equal bytes.

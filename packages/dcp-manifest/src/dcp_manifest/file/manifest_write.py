@@ -18,7 +18,7 @@ from dcp_manifest.file.blob import (
     MAJOR_WITHOUT_RUNS,
     UTF8,
     Footer,
-    pack_parts,
+    pack,
     pack_strings,
 )
 from dcp_manifest.index.column_runs import ColumnRuns
@@ -117,9 +117,7 @@ def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[list[Buff
         raise UnsupportedFormatError(f"the index cannot be written: {error}") from error
     tables = {"chunk": index.chunk_items, "object": index.object_items}
     stored = [name for name, items in tables.items() if items is not None]
-    manifest, index_crc32 = pack_parts(
-        columns.stored, {"info": asdict(index.info), "rows": columns.rows, "stored": stored}
-    )
+    manifest, index_crc32 = pack(columns.stored, {"info": asdict(index.info), "rows": columns.rows, "stored": stored})
     numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
     limit = sum(map(len, manifest))
     if max(columns.rows.values()) > limit or numbers > limit * MAX_NUMBERS_PER_BYTE:
