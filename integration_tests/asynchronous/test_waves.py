@@ -178,8 +178,7 @@ def test_a_rank_that_is_killed_in_a_wave(ranks: RankPool, tmp_path: Path) -> Non
         subprocess.Popen(
             [sys.executable, str(path)],
             cwd=tmp_path,
-            env={**scripts.ENVIRONMENT, **rank_environment(rank, 2, store.port), "GLOO_SOCKET_IFNAME": "lo",
-                 "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            env={**scripts.ENVIRONMENT, **rank_environment(rank, 2, store.port), "GLOO_SOCKET_IFNAME": "lo"},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -38,11 +38,10 @@ def hostile(made: Path, tmp_path: Path) -> Path:
 
 
 def start(hostile: Path, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         [sys.executable, "-m", "integration_tests.command.hostile", str(hostile)],
         cwd=hostile,
-        env={**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"},
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
