@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import uuid
 from pathlib import Path
 
-__all__ = ["data_files", "flip"]
+__all__ = ["data_files", "flip", "lose"]
 
 
 def data_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -22,3 +24,9 @@ def flip(path: str | os.PathLike[str], offset: int | None = None, mask: int = 1)
         changed = bytes([file.read(1)[0] ^ mask])
         file.seek(at)
         file.write(changed)
+
+
+def lose(folder: str | os.PathLike[str]) -> None:
+    """Take a folder away at once, even while a process that a test does not wait for writes files into it."""
+    aside = Path(folder).rename(f"{os.fspath(folder)}.lost-{uuid.uuid4().hex}")
+    shutil.rmtree(aside, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from dcp_manager import CheckpointManager
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
 from integration_tests.hosts.pretended import without_promoter
+from integration_tests.kits.damage import lose
 from integration_tests.manager.checkpoints import restored, state
 
 
@@ -58,7 +58,7 @@ def train(tiers: Tiers, *numbers: int, **options: Any) -> None:
 
 def test_a_lost_first_tier_does_not_hide_higher_steps(tiers: Tiers, tmp_path: Path) -> None:
     train(tiers, 10, 20, 30)
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     with without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
         for step in (1, 2):
             with pytest.raises(ValueError, match=f"step {step} is lower than step 30, which is in .*/far:"):
@@ -70,11 +70,11 @@ def test_a_lost_first_tier_does_not_hide_higher_steps(tiers: Tiers, tmp_path: Pa
 
 def test_who_removes_the_higher_steps_need_not_start_again(tiers: Tiers, tmp_path: Path) -> None:
     train(tiers, 10, 20, 30)
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     with without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
         with pytest.raises(ValueError, match="is lower than step"):
             manager.save(1, state(1))
-        shutil.rmtree(tmp_path / "far")
+        lose(tmp_path / "far")
         manager.save(1, state(1))
 
 
@@ -83,7 +83,7 @@ def test_a_run_that_began_again_loses_nothing(
     tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: Any
 ) -> None:
     train(tiers, 10, 20, 30)
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     caplog.clear()
     train(tiers, 1, 2, 3, lower_steps=policy)
     warned = [record.getMessage() for record in caplog.records if "is lower than step 30" in record.getMessage()]
@@ -110,7 +110,7 @@ def test_a_far_tier_that_hangs_holds_up_the_first_save_at_most(
 ) -> None:
     train(tiers, 10)
     if is_empty:
-        shutil.rmtree(tmp_path / "near")
+        lose(tmp_path / "near")
     answer, looked = threading.Event(), []
     real = Catalogue.highest
 
@@ -136,7 +136,7 @@ def test_a_far_tier_that_hangs_holds_up_the_first_save_at_most(
 @pytest.mark.parametrize("hangs", [True, False])
 def test_an_answer_that_comes_late_counts(tiers: Tiers, tmp_path: Path, hangs: bool) -> None:
     train(tiers, 10, 20, 30)
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     is_back, real = threading.Event(), Catalogue.highest
 
     def highest(self: Catalogue) -> Any:
@@ -165,7 +165,7 @@ def test_an_answer_that_comes_late_counts(tiers: Tiers, tmp_path: Path, hangs: b
 
 def test_a_tier_that_failed_at_the_start_is_asked_again_at_the_first_save(tiers: Tiers, tmp_path: Path) -> None:
     train(tiers, 10, 20, 30)
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     asked, real = [], Catalogue.highest
 
     def highest(self: Catalogue) -> Any:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from dcp_tiers import Tier, Tiers
 from dcp_tiers.copying import copy_checkpoint
 from dcp_tiers.promote import promote
 from integration_tests.hosts.pretended import hangs_below, unwritable_below, without_promoter
+from integration_tests.kits.damage import lose
 
 
 def _run(tmp_path: Path) -> Tiers:
@@ -55,7 +55,7 @@ def test_a_manager_promotes_and_restores_over_tiers(tmp_path: Path) -> None:
     data = next((tmp_path / "near/step-3").glob("*.distcp"))
     data.write_bytes(data.read_bytes()[:-1] if data.stat().st_size else b"")
     assert _restore(tiers) == (3, 3)  # the copy in the far tier
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     assert _restore(tiers) == (3, 3)
     assert tiers.drain(timeout_seconds=120) == {}
 
@@ -105,7 +105,7 @@ def test_two_ranks_save_promote_and_resume(kind: str | None, ranks: Any, tmp_pat
     assert ranks.run(2, _train, root, kind, [1, 2, 3], {"keep": KeepLast(1)}) == [[], []]
     assert _steps(tmp_path / "far") == [1, 2, 3]
     assert ranks.run(2, _resume, root) == [(3, True)] * 2
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     assert ranks.run(2, _resume, root) == [(3, True)] * 2
 
 
@@ -157,7 +157,7 @@ def test_a_restore_says_what_is_unfinished(ranks: Any, tmp_path: Path) -> None:
     assert _steps(tmp_path / "far") == [1, 2]
     ranks.run(2, _save_near, root, 3)
     _promote_a_part(tmp_path, 3)
-    shutil.rmtree(tmp_path / "near")  # the host was replaced
+    lose(tmp_path / "near")  # the host was replaced
     Tiers([Tier(tmp_path / "near"), Tier(tmp_path / "far")]).write()
     killed = tmp_path / "near/step-4"
     killed.mkdir()
@@ -217,7 +217,7 @@ def test_a_slow_tier_that_cannot_be_written(tmp_path: Path, number: int) -> None
         assert tiers.steps()[0].complete_in == (1,)
         assert promote(tiers) == {}
     assert _steps(tmp_path / "far") == [2, 3]
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     with unwritable_below(far, number):
         assert _restore(tiers) == (3, 3)
 

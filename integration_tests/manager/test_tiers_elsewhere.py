@@ -1,6 +1,5 @@
 """A slow tier that is no folder: promotes, retains, restores when the fast one is lost."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 import dcp_all as dcp
 from dcp_tiers.promote import promote
 from integration_tests.hosts.pretended import without_promoter
+from integration_tests.kits.damage import lose
 from integration_tests.kits.s3_server import S3Server
 
 
@@ -36,7 +36,7 @@ def test_a_bucket_is_a_tier(slow: str, tmp_path: Path) -> None:
     assert tiers().drain(60) == {}
     assert [step.step for step in tiers().steps() if 1 in step.complete_in] == [2, 3]
     assert dcp.Tiers.read(slow).tiers[1].url == slow
-    shutil.rmtree(tmp_path / "near")
+    lose(tmp_path / "near")
     state = {"weight": torch.zeros(100_000, dtype=torch.int64)}
     with dcp.CheckpointManager(tiers(), no_dist=True) as manager:
         restored = manager.restore(state)
@@ -61,7 +61,7 @@ def test_a_file_system_of_fsspec_is_a_tier(tmp_path: Path) -> None:
                 if step != 2:
                     assert promote(tiers()) == {}
         assert [step.step for step in tiers().steps() if 1 in step.complete_in] == [2, 3]
-        shutil.rmtree(tmp_path / "near")
+        lose(tmp_path / "near")
         state = {"weight": torch.zeros(100_000, dtype=torch.int64)}
         with dcp.CheckpointManager(tiers(), no_dist=True) as manager:
             restored = manager.restore(state)
