@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from dcp_core.testing.rehearsal.clock import Clock
 from dcp_core.testing.rehearsal.job import WRITING, Job
 from dcp_core.testing.rehearsal.storage import Disk, VirtualStore
 from dcp_core.testing.rehearsal.world import Cluster, VirtualReader, VirtualWriter, World
+from dcp_io.saves.cleanup import remove_leftovers
+from dcp_io.workers import StopSignal, run_together
 from dcp_ranks import CoordinatorTimeoutError, PeerLostError, PeerOptions
 
 COLUMNS = 8
@@ -122,6 +125,42 @@ def test_a_killed_task_changes_nothing_any_more() -> None:
     assert isinstance(task.error, SystemExit)
     assert disk.files == {}
     assert disk.clock.now == 5.0
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_threads_of_a_task_take_virtual_time_and_die_with_it(killed: bool) -> None:
+    world = World(Cluster(1, disk_seconds=1.0))
+    store = world.store("run")
+    done: list[int] = []
+
+    def part(number: int, stop: StopSignal) -> None:
+        store.publish(str(number), b"", sync=False)
+        done.append(number)
+        stop.check()
+
+    if killed:
+        world.clock.at(0.5, lambda: world.clock.kill(world.clock.tasks[0]))
+    (task,) = world.run(lambda _: run_together([partial(part, number) for number in range(8)]))
+    assert isinstance(task.error, SystemExit if killed else type(None))
+    assert (sorted(done), len(world.disk.files)) == (([], 0) if killed else ([*range(8)], 8))
+    assert world.clock.now == (0.5 if killed else 1.0)
+    with world.installed():
+        run_together([lambda _: done.append(8)] * 2)  # outside of the simulation
+    assert done[-2:] == [8, 8]
+
+
+def test_a_dead_save_of_many_ranks_is_removed_in_parallel() -> None:
+    world = World(Cluster(64, 8, disk_seconds=1.0))
+    for rank in range(64):
+        world.store("run").publish(f"__{rank}_0.dead.distcp", b"")
+
+    def remove(_: int) -> None:
+        remove_leftovers(world.store("run"), "dead", world.store("run").list())
+
+    before = world.clock.now
+    results(world.run(lambda rank: remove(rank) if rank == 0 else None))
+    assert world.disk.files == {}
+    assert world.clock.now - before == 1 + 64 / 8  # a listing, and deletions by eight threads
 
 
 def test_a_crash_keeps_what_was_synced_alone() -> None:

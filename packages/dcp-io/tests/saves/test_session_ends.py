@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import threading
 import time
 
 import pytest
 
-from dcp_io import SaveInProgressError
+from dcp_io import LocalStore, SaveInProgressError
 from dcp_io.saves.save_files import data_mark, find_markers
 from dcp_io.saves.save_session import SaveSession
 from dcp_manifest.file.manifest_write import encode
@@ -28,6 +29,62 @@ def test_abort_removes_all_of_the_save_and_nothing_else(store, helpers):
     session.abort()
     assert helpers.names(store) == before
     assert helpers.load_all(store) == helpers.merged(OLD)
+
+
+class Watched(LocalStore):
+    """Notes the order of deletions. Eight data files are deleted only together."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.deleted, self.together, self.failing = [], threading.Barrier(8), ""
+
+    def delete(self, name):
+        if name == self.failing:
+            raise OSError(errno.EACCES, f"{name} stays")
+        if name.endswith(".distcp"):
+            self.together.wait(timeout=300)
+        self.deleted.append(name)
+        super().delete(name)
+
+
+def many_files(store):
+    session = SaveSession.begin(store)
+    for rank in range(64):
+        store.publish(f"__{rank}_0.{session.save_id}.distcp", data_mark(session.save_id))
+    rank_index = f"__0.{session.save_id}.metadata"
+    store.publish(rank_index, b"")
+    return session, rank_index
+
+
+def test_data_files_of_many_ranks_are_deleted_in_parallel_between_index_and_marker(tmp_path):
+    store = Watched(tmp_path / "checkpoint")
+    session, rank_index = many_files(store)
+    session.abort()
+    assert store.list() == []
+    assert (store.deleted[0], store.deleted[-1]) == (rank_index, f".dcp-save-{session.save_id}")
+    assert len(store.deleted) == 66
+
+
+def test_a_file_that_cannot_be_deleted_is_logged_and_all_others_are_deleted(tmp_path, caplog):
+    store = Watched(tmp_path / "checkpoint")
+    session, _ = many_files(store)
+    store.together = threading.Barrier(1)
+    store.failing = f"__9_0.{session.save_id}.distcp"
+    session.abort()
+    assert {entry.name for entry in store.list()} == {f".dcp-save-{session.save_id}", store.failing}
+    assert caplog.text.count("could not remove") == caplog.text.count(f"{store.failing} stays") == 1
+
+
+def test_files_are_deleted_when_the_system_allows_no_more_threads(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path / "checkpoint")
+    session, _ = many_files(store)
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    session.abort()
+    assert store.list() == []
 
 
 def test_abort_after_publishing_keeps_the_checkpoint(store, helpers):

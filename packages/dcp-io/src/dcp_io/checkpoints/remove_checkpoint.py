@@ -61,14 +61,11 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
     """Remove leftovers of dead saves from a folder. Raises OSError."""
     entries = store.list()
-    now = time.time()
-    dead, alive = [], set()
-    for found in find_markers(store, entries):
-        if found.is_dead(now=now, stale_after_seconds=stale_after_seconds):
-            dead.append(found)
-        else:
-            alive.add(found.marker.save_id)
-    over = [found for found in dead if found.marker.save_id not in alive]  # other ranks of the same save may be alive
+    found, now = find_markers(store, entries), time.time()
+    alive = {
+        each.marker.save_id for each in found if not each.is_dead(now=now, stale_after_seconds=stale_after_seconds)
+    }
+    over = [each for each in found if each.marker.save_id not in alive]  # other ranks of the same save may be alive
     if over:
         remove_dead_saves(store, over, read_current(store, entries), entries)
 

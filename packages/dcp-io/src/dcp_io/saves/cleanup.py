@@ -9,11 +9,13 @@ import contextlib
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from dcp_base.errors import DcpError
 from dcp_base.logs import library_logger
 from dcp_io.saves.save_files import DIGESTS, FoundMarker, Marker, is_marker_temporary, is_own_file, own_name
 from dcp_io.stores.store import Entry, Store
+from dcp_io.workers import StopSignal, run_together
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -29,6 +31,9 @@ STALE_AFTER_SECONDS = 3600.0
 """Age of another host's marker, which a running save renews, at which its save counts as dead."""
 
 _log = library_logger(__name__)
+# Requests to a storage take longer than work of this process. Fewer files are not worth a thread.
+_STREAMS, _STREAM_FILES = 8, 4
+_Errors = dict[str, Exception] | None
 
 
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
@@ -51,25 +56,20 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
     named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
     if not named:
         return True
-    sizes = _sizes(store, named)
-    present = {name: size for name, size in sizes.items() if not _is_index_of(store, name, marker.save_id)}
-    return _delete_made(store, present, f"marker {marker.name}")
-
-
-def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
     listed = {entry.name: entry.bytes for entry in store.list()}
-    found: dict[str, int] = {}
-    for name in names:
+    present: dict[str, int] = {}
+    for name in named:
         with contextlib.suppress(CheckpointNotFoundError, UnsafeCheckpointError):
-            found[name] = listed[name] if name in listed else store.size(name)
-    return found
+            size = listed[name] if name in listed else store.size(name)
+            if not _is_index_of(store, name, marker.save_id):
+                present[name] = size
+    return _delete_made(store, present, f"marker {marker.name}")
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
     """Remove an unpublished save's files; True if none is left."""
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
-    order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
-    return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
+    return _delete_made(store, sizes, f"save id {save_id}")
 
 
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
@@ -83,17 +83,18 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
     index = current.index
     keep = index.files if index is not None else ()
     world_size = index.info.world_size if index is not None and index.info is not None else 0
-    for found in dead:
-        marker = found.marker
-        if marker.save_id == current.save_id:
-            done = remove_replaced(store, marker, keep=keep, world_size=world_size)
-            temporary = [entry for entry in entries if (own := own_name(entry.name)) is not None and own.temporary]
-            done = remove_leftovers(store, marker.save_id, temporary) and done
-        else:
-            done = remove_leftovers(store, marker.save_id, entries, keep=keep)
-        if done:
-            store.sync_folder()  # or a loss of power may bring files back without their marker
-            _delete_made(store, {marker.name: found.entry.bytes}, "its name")
+    over: dict[str, int] = {}
+    for save_id in dict.fromkeys(found.marker.save_id for found in dead):
+        published = save_id == current.save_id
+        left = [entry for entry in entries if not published or ((own := own_name(entry.name)) and own.temporary)]
+        done = remove_leftovers(store, save_id, left, keep=keep)
+        for found in [found for found in dead if found.marker.save_id == save_id]:
+            if published and not remove_replaced(store, found.marker, keep=keep, world_size=world_size):
+                continue
+            over |= {found.marker.name: found.entry.bytes} if done else {}
+    if over:
+        store.sync_folder()  # or a loss of power may bring files back without their marker
+        _delete_made(store, over, "its name")
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
@@ -104,19 +105,35 @@ def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_
         _delete_made(store, orphans, "its name")
 
 
-def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
-    """Remove files of saves; returns the other files' names. Raises OSError."""
-    left = []
-    for name, size in sizes.items():
+def remove_own(store: Store, sizes: Mapping[str, int], errors: _Errors = None) -> list[str]:
+    """Remove files of saves; returns the other files' names. Raises OSError, unless it fills `errors`."""
+    kinds = {name: own.kind for name in sizes if (own := own_name(name)) is not None}
+    left = [name for name in sizes if name not in kinds]
+    remove = partial(_remove, store, left, errors)
+    for kind in ("index", "data", "note"):
+        files = [(name, sizes[name]) for name in kinds if kinds[name] == kind]
+        streams = 1 if kind == "index" else min(_STREAMS, len(files) // _STREAM_FILES) or 1
         try:
-            own = is_own_file(store, name, size)
-        except CheckpointNotFoundError:
-            continue
-        if own:
-            store.delete(name)
-        else:
-            left.append(name)
+            run_together([partial(remove, files[first::streams]) for first in range(streams)])
+        except RuntimeError:  # the system allows no more threads
+            remove(files, StopSignal())
     return left
+
+
+def _remove(store: Store, left: list[str], errors: _Errors, files: Iterable[tuple[str, int]], stop: StopSignal) -> None:
+    for name, size in files:
+        stop.check()
+        try:
+            if is_own_file(store, name, size):
+                store.delete(name)
+            else:
+                left.append(name)
+        except CheckpointNotFoundError:
+            pass
+        except (OSError, DcpError) as error:
+            if errors is None:
+                raise
+            errors[name] = error
 
 
 def _is_of(name: str, save_id: str) -> bool:
@@ -147,17 +164,8 @@ def _is_index_of(store: Store, name: str, save_id: str) -> bool:
 
 
 def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
-    failed = [name for name, size in sizes.items() if not _delete_one(store, name, size, named_by)]
-    return not failed
-
-
-def _delete_one(store: Store, name: str, size: int, named_by: str) -> bool:
-    try:
-        left = remove_own(store, {name: size})
-    except (OSError, DcpError) as error:
-        _log.warning("could not remove %r from %s, the next save will try again: %s", name, store.url, error)
-        return False
-    if left:
+    errors: dict[str, Exception] = {}
+    for name in remove_own(store, sizes, errors):
         _log.warning(
             "%r in %s stays, although %s names it: its name or contents are not those of a save's file; remove it if "
             "you do not need it",
@@ -165,7 +173,9 @@ def _delete_one(store: Store, name: str, size: int, named_by: str) -> bool:
             store.url,
             named_by,
         )
-    return True
+    for name, error in errors.items():
+        _log.warning("could not remove %r from %s, the next save will try again: %s", name, store.url, error)
+    return not errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ run with the same seed repeats every step.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import secrets
 import threading
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,6 +35,8 @@ class Task:
 
     number: int
     call: Callable[[], Any]
+    whole: Task | None = None  # of a thread: its process
+    parts: list[Task] = field(default_factory=list)
     result: Any = None
     error: BaseException | None = None
     dead: bool = False
@@ -76,21 +81,15 @@ class Clock:
     def run(self, calls: Sequence[Callable[[], Any]], *, starts: Sequence[float] = ()) -> list[Task]:
         """Run each call in a task of its own until all have returned; calls start at `starts` seconds from now."""
         tasks = self.tasks = [Task(number, call) for number, call in enumerate(calls)]
-        self._left = len(tasks)
-        for task in tasks:
-            self._schedule(task, self.now + (starts[task.number] if starts else 0.0))
         before = threading.stack_size(_STACK_BYTES)
         try:
-            threads = [threading.Thread(target=self._play, args=(task,), daemon=True) for task in tasks]
-            for thread in threads:
-                thread.start()
+            for task in tasks:
+                self._start(task, starts[task.number] if starts else 0.0)
         finally:
             threading.stack_size(before)
         with self._installed():
             self._next().turn.release()
             self._all_ended.acquire()
-        for thread in threads:
-            thread.join()
         return tasks
 
     @property
@@ -130,8 +129,27 @@ class Clock:
 
     def kill(self, task: Task) -> None:
         """End a task as a killed process ends: it changes nothing any more."""
-        task.dead = not task.ended
-        self.wake(task)
+        for each in (task, *task.parts):
+            each.dead = not each.ended
+            self.wake(each)
+
+    def thread(self, target: Callable[..., Any], args: Sequence[Any], **options: Any) -> Any:
+        # Code outside of the simulation gets a real thread.
+        if self.task is None:
+            return threading.Thread(target=target, args=args, **options)
+        part = Task(self.task.number, partial(target, *args), whole=self.task)
+        return SimpleNamespace(start=partial(self._start, part, 0.0), join=partial(self._join, part))
+
+    def _start(self, task: Task, delay: float) -> None:
+        if task.whole is not None:
+            task.whole.parts.append(task)
+        self._left += 1
+        self._schedule(task, self.now + delay)
+        threading.Thread(target=self._play, args=(task,), daemon=True).start()
+
+    def _join(self, part: Task) -> None:
+        while not part.ended:
+            self.wait(math.inf)
 
     def _check(self, task: Task) -> None:
         if task.dead:
@@ -171,6 +189,8 @@ class Clock:
             task.error = error
         task.ended = True
         self._left -= 1
+        if task.whole is not None:
+            self.wake(task.whole)
         if self._left:
             self._next().turn.release()
         else:

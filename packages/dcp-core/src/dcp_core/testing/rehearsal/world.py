@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -109,6 +110,7 @@ class World:
             "dcp_core.saving.make_coordinator": self._coordinator,
             "dcp_core.loading.make_coordinator": self._coordinator,
             "dcp_io.saves.save_session.this_process": lambda: _PROCESS,
+            "dcp_io.workers.threading": SimpleNamespace(Thread=self.clock.thread),
         }
         with ExitStack() as stack:
             for name, change in changes.items():
