@@ -10,11 +10,11 @@ runs on one machine: what is measured is the work of all ranks together, done by
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
+import multiprocessing
 import resource
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -85,16 +85,10 @@ def main(given: Sequence[str]) -> None:
     """Measure and print, or be one of the processes that play ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="64,256,1024", help="how many, of each line (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=16, help="that play the ranks (default: 16)")
+    parser.add_argument("--processes", type=int, default=16, help="that play the ranks, of at most 64 (default: 16)")
     parser.add_argument("--rounds", type=int, default=5, help="counted ones; one more warms up (default: 5)")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    parser.add_argument("--serve", type=int, nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(given)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
-    if options.serve:
-        _serve(*options.serve)
-        return
     counts = [int(count) for count in options.ranks.split(",")]
     kinds = [(count, leaders) for count in counts for leaders in (False, True) if leaders or count <= MOST_IN_STAR]
     settings = [Setting(count, leaders, options.rounds) for count, leaders in kinds]
@@ -106,35 +100,34 @@ def main(given: Sequence[str]) -> None:
 
 
 def measure(settings: Sequence[Setting], processes: int) -> list[Result]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
     store = launcher_store()
-    most = max(setting.ranks for setting in settings)
-    command = [sys.executable, "-m", "integration_tests.benchmarks.coordination", "--serve"]
-    players = [
-        subprocess.Popen(
-            [*command, str(store.port), str(number), str(processes), str(most)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for number in range(processes)
-    ]
+    share = -(-max(setting.ranks for setting in settings) // processes)
+    # One process imports PyTorch, and is copied: hundreds that import it need more memory than most machines have.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    players = []
     try:
+        for number in range(processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, store.port, number, processes, share), daemon=True)
+            process.start()
+            theirs.close()
+            players.append(ours)
         for player in players:
-            _hear(player)  # its connections are made
+            player.recv()  # its connections are made
         return [_run(setting, players) for setting in settings]
     finally:
         for player in players:
-            player.communicate(timeout=60)  # closes its input, which ends it
+            player.close()  # ends it
 
 
-def _run(setting: Setting, players: Sequence[subprocess.Popen[str]]) -> Result:
+def _run(setting: Setting, players: Sequence[Any]) -> Result:
     before = time.process_time()
     for player in players:
-        assert player.stdin is not None
-        player.stdin.write(json.dumps(asdict(setting)) + "\n")
-        player.stdin.flush()
-    heard = [_hear(player) for player in players]
+        player.send(setting)
+    heard = [player.recv() for player in players]
     told = [times for times, _ in heard]
     spent = (time.process_time() - before) / (setting.rounds + 1)
     # Of each round and phase, when the last rank of any process left it.
@@ -160,15 +153,7 @@ def _run(setting: Setting, players: Sequence[subprocess.Popen[str]]) -> Result:
     return result
 
 
-def _hear(player: subprocess.Popen[str]) -> Any:
-    assert player.stdout is not None
-    line = player.stdout.readline()
-    if not line:
-        raise RuntimeError(f"a process that plays ranks ended with {player.wait(60)}")
-    return json.loads(line)
-
-
-def _serve(port: int, number: int, processes: int, most: int) -> None:
+def _serve(commands: Any, port: int, number: int, processes: int, share: int) -> None:
     """Play this process's share of ranks in one setting after the other."""
     sys.setswitchinterval(0.0005)  # ranks of one process wait for each other's GIL, which real ones do not
     threading.stack_size(512 << 10)
@@ -177,20 +162,19 @@ def _serve(port: int, number: int, processes: int, most: int) -> None:
     def connect(_: int) -> Any:
         return torch_dist.TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False, timeout=timeout)
 
-    share = -(-most // processes)
     with ThreadPoolExecutor(32) as pool:
         connections = list(pool.map(connect, range(share)))
-    print(json.dumps("connected"), flush=True)
-    for line in sys.stdin:
-        setting = Setting(**json.loads(line))
-        ranks = range(number, setting.ranks, processes)
-        with ThreadPoolExecutor(len(ranks)) as pool:
-            played = list(pool.map(_play, [setting] * len(ranks), ranks, connections))
-        # Of each round and phase, when the last rank of this process left it.
-        all_times = [times for times, _ in played]
-        ends = [[max(times) for times in zip(*phases, strict=True)] for phases in zip(*all_times, strict=True)]
-        print(json.dumps([ends, [count for _, count in played]]))
-        sys.stdout.flush()
+    commands.send("connected")
+    with contextlib.suppress(EOFError):
+        while True:
+            setting = commands.recv()
+            ranks = range(number, setting.ranks, processes)
+            with ThreadPoolExecutor(len(ranks)) as pool:
+                played = list(pool.map(_play, [setting] * len(ranks), ranks, connections))
+            # Of each round and phase, when the last rank of this process left it.
+            all_times = [times for times, _ in played]
+            ends = [[max(times) for times in zip(*phases, strict=True)] for phases in zip(*all_times, strict=True)]
+            commands.send((ends, [count for _, count in played]))
 
 
 class CountingStore:
