@@ -198,6 +198,50 @@ def test_the_base_is_named_by_the_configuration() -> None:
     assert BaseModel.from_text(text).as_text() == text
 
 
+TEXT = BaseModel("hub/encoder", {"body.weight": "0123abcd"}).as_text()
+FOREIGN = {
+    "another type": [None, 3, 1.5, True, [1], {"name": "x"}, b"\xff\xfe", torch.ones(3)],
+    "no JSON": ["", "hub/encoder", "<html>", "\0", "\ufeff" + TEXT, TEXT[:-5], TEXT.encode("utf-16").decode("latin1")],
+    "another value": ["null", "7", "[]", "false", '"x"', "{}", '{"base_model_name_or_path": "x", "peft_type": "LORA"}'],
+    "an entry is missing": ['{"name": "x"}', '{"tensors": {}}'],
+    "deep": ["[" * 100_000 + "]" * 100_000, '{"name": "x", "tensors": ' + '{"a":' * 100_000 + "1" + "}" * 100_001],
+    "a long number": ['{"name": "x", "tensors": ' + "9" * 10_000 + "}"],
+    "wrong name": [json.dumps({"name": name, "tensors": None}) for name in (3, ["x"], {"x": "y"}, float("nan"))],
+    "wrong tensors": [json.dumps({"name": None, "tensors": each}) for each in ([], ["x"], "abc", 5, False)],
+    "wrong digests": [
+        json.dumps({"name": None, "tensors": {"body.weight": each}})
+        for each in (7, None, {"crc": 1}, "0123ABCD", "0123abcd0", "0123abcd\n", "0123abc", "")
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_text_that_describes_no_base_is_named(kind: str) -> None:
+    net, _ = run(1)
+    app = app_state(net, trainable_only=True)
+    state = app.state_dict()
+    for text in FOREIGN[kind]:
+        with pytest.raises(StateMismatchError, match="'base_model' describes no base model"):
+            app.load_state_dict({**state, "base_model": text})
+    del state["base_model"]
+    with pytest.raises(StateMismatchError, match="'base_model' describes no base model"):
+        app.load_state_dict(state)
+
+
+def test_names_in_the_text_are_printable_and_unknown_entries_ignored() -> None:
+    app = app_state(run(1)[0], trainable_only=True)
+    state = app.state_dict()
+    base = json.loads(state["base_model"])
+    app.load_state_dict({**state, "base_model": json.dumps({**base, "since": 2, "digest": None})})
+    tensors = dict.fromkeys([*base["tensors"], "\ud800"], "01234567")
+    for name in ("\x1b[2J" + "n" * 10_000, "\ud800"):
+        with pytest.raises(StateMismatchError, match="frozen tensors of this model differ") as caught:
+            app.load_state_dict({**state, "base_model": json.dumps({"name": name, "tensors": tensors})})
+        assert len(str(caught.value)) < 1000
+        assert str(caught.value).replace("\n", "").replace("…", "").isascii()
+        assert "\x1b" not in str(caught.value)
+
+
 def test_names_are_reserved_only_where_they_are_used() -> None:
     net, _ = run(1)
     assert app_state(net, base_model=3)["base_model"] == 3

@@ -422,7 +422,7 @@ class _TrainableState(AppState):
             self._frozen_values.forget()
         frozen, found = self._find_base(names, {**state, "model": self._model_states(names)})
         known = None if self._in_stages else {name for part in names for name in part.raw_keys}
-        BaseModel.from_text(state[_BASE]).check(found, known, strict=self._options.strict)
+        BaseModel.from_text(state.get(_BASE)).check(found, known, strict=self._options.strict)
         super()._restore_models(names, state, self._left_out(names, frozen).union(kept))
         for name in frozen:
             self.report.initialised.pop(f"{GROUPS}.{name}", None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcp_base.escaping import printable
 from dcp_core.errors import UnsupportedValueError
 from dcp_core.shards.shards import LocalShard, local_tensor
 from dcp_core.tensors.kinds import is_dtensor, is_wrapper, unwrapped
@@ -30,7 +32,8 @@ from dcp_state.canonical_names import ModelNames
 from dcp_state.report import StateMismatchError
 from dcp_state.sharding import all_ranks
 
-_SHOWN = 5
+_SHOWN, _SHOWN_NAME = 5, 200
+_DIGEST = re.compile(r"[0-9a-f]{8}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class BaseModel:
         if self.tensors is None:
             return None
         lines = "".join(f"{name} {self.tensors[name]}\n" for name in sorted(self.tensors))
-        return hashlib.sha256(lines.encode()).hexdigest()[:32]
+        return hashlib.sha256(lines.encode(errors="surrogatepass")).hexdigest()[:32]
 
     def as_text(self) -> str:
         """Return the form in checkpoints: JSON."""
@@ -82,10 +85,17 @@ class BaseModel:
         return json.dumps({"name": self.name, "digest": self.digest, "tensors": tensors})
 
     @classmethod
-    def from_text(cls, text: str) -> BaseModel:
-        """Parse the form in checkpoints."""
-        read = json.loads(text)
-        return cls(read["name"], read["tensors"])
+    def from_text(cls, text: object) -> BaseModel:
+        """Parse the form in checkpoints, and ignore unknown entries; StateMismatchError for another text or value."""
+        try:
+            read: Any = json.loads(text)  # type: ignore[arg-type]
+            name, tensors = read["name"], read["tensors"]
+            is_known = isinstance(name, str | None) and (tensors is None or all(map(_DIGEST.match, tensors.values())))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _foreign_base(f"{type(error).__name__}: {error}") from error
+        if not is_known:
+            raise _foreign_base("a name or a digest has another form")
+        return cls(name, tensors)
 
     def check(self, found: BaseModel, names: Collection[str] | None, *, strict: bool) -> None:
         """Raise StateMismatchError if the frozen values `found` in a model are not of this base.
@@ -96,7 +106,10 @@ class BaseModel:
             return
         differing = [name for name, digest in found.tensors.items() if self.tensors.get(name, digest) != digest]
         if differing:
-            ours, its = (f"{base.name or 'a base without a name'} (digest {base.digest})" for base in (self, found))
+            ours, its = (
+                f"{printable((base.name or 'a base without a name')[:_SHOWN_NAME])} (digest {base.digest})"
+                for base in (self, found)
+            )
             problem = (
                 f"the checkpoint was trained on {ours}, but {len(differing)} of {len(found.tensors)} frozen tensors of "
                 f"this model differ: it has {its}. Load the base's values into the model before the checkpoint"
@@ -113,10 +126,19 @@ class BaseModel:
             for name in unknown
         ]
         problems += [
-            f"{name!r} is in the base {self.name or 'of the checkpoint'}, but not in this model" for name in gone
+            f"{name!r} is in the base {printable((self.name or 'of the checkpoint')[:_SHOWN_NAME])}, but not in this "
+            "model"
+            for name in gone
         ]
         if problems:
             raise StateMismatchError("base model", problems)
+
+
+def _foreign_base(why: str) -> StateMismatchError:
+    problem = (
+        f"its entry 'base_model' describes no base model ({why}): trainable_only did not write it, or it is damaged"
+    )
+    return StateMismatchError("base model", [f"{problem}. Load another copy, or single values with load_keys"])
 
 
 def name_of_base(model: nn.Module) -> str | None:
