@@ -54,11 +54,11 @@ def strike(
     tally = Tally(scenario.name, kind, rank)
     for at, name in _points(lab, scenario, tally, at_most=at_most, first=first):
         lab.ready(scenario)
-        outcome = lab.zygote.run(lab.job(scenario, fault=Fault(kind, at, rank, scenario.of)))
-        if not outcome.struck:  # whose calls are counted had less to do this time
-            continue
-        tally.tried += 1
         try:
+            outcome = lab.zygote.run(lab.job(scenario, fault=Fault(kind, at, rank, scenario.of)))
+            if not outcome.struck:  # whose calls are counted had less to do this time
+                continue
+            tally.tried += 1
             if kind in _ERRORS and name not in _REMOVING:
                 lab.check_clean(scenario)
             found = lab.judge(scenario)

@@ -154,3 +154,12 @@ def test_a_save_in_the_next_folder(zygote: Zygote, fresh: Fresh, tmp_path: Path)
         assert end.error is None
         assert states.version_in(folder, [OLD, NEW]) == NEW
         assert states.version_in(other, [RIVAL]) == RIVAL
+
+
+def test_a_job_without_an_end_leaves_the_zygote(zygote: Zygote, tmp_path: Path) -> None:
+    for number in range(2):
+        with pytest.raises(TimeoutError, match="did not end within"):
+            zygote.run(Job("save", str(tmp_path / "late"), NEW, timeout_seconds=0.001))
+        (end,) = zygote.run(Job("save", str(tmp_path / f"next-{number}"), NEW)).ranks
+        assert end.error is None
+        assert end.survived

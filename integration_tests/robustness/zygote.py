@@ -45,6 +45,8 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     watch: str | None = None
     """The folder whose calls count, if it is another one."""
+    timeout_seconds: float = 120.0
+    """Until the ranks are killed; `TimeoutError` then, and the zygote serves the next job."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Zygote:
 
 
 def _outcome(message: Any) -> Outcome:
+    if "timeout" in message:
+        raise TimeoutError(message["timeout"])
     return Outcome([RankEnd(**values) for values in message["ranks"]], message["struck"])
 
 
@@ -154,18 +158,24 @@ def _run(job: Job, record: str | None, reply: Any, held: Any) -> None:
             join_group(job.world, rank, port_reader, port_writer)
         prepared["state"] = states.sharded(job.version)
 
-    run = run_traced(
-        lambda rank: ACTIONS[job.action](job.folder, job.version, prepared["state"], **job.options),
-        job.watch or job.folder,
-        world=job.world,
-        prepare=prepare,
-        fault=job.fault,
-        record=record is not None,
-        reads=job.action == "load",
-        held=held,
-    )
-    os.close(port_reader)
-    os.close(port_writer)
+    try:
+        run = run_traced(
+            lambda rank: ACTIONS[job.action](job.folder, job.version, prepared["state"], **job.options),
+            job.watch or job.folder,
+            world=job.world,
+            prepare=prepare,
+            fault=job.fault,
+            record=record is not None,
+            reads=job.action == "load",
+            timeout_seconds=job.timeout_seconds,
+            held=held,
+        )
+    except TimeoutError as error:
+        reply({"timeout": str(error)})
+        return
+    finally:
+        os.close(port_reader)
+        os.close(port_writer)
     if record is not None:
         Path(record).write_bytes(pickle.dumps(run.changes))
     reply({"ranks": [asdict(end) for end in run.ranks], "struck": run.struck})
