@@ -185,3 +185,10 @@ def test_places_that_do_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_policies_for_a_full_disk_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="on_full is 'wait'; choose 'fail', 'pause' or 'drop_oldest'"):
         CheckpointManager(tmp_path, on_full="wait")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("root", ["host:///nvme/run", "keeper://run", "s3://bucket/run", "memory://run"])
+@pytest.mark.parametrize("on_full", ["pause", "drop_oldest"])
+def test_a_policy_for_a_full_disk_needs_a_directory(root: str, on_full: Any) -> None:
+    with pytest.raises(ValueError, match="only a directory has free space that is known"):
+        CheckpointManager(root, on_full=on_full)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from dcp_base.escaping import printable_bytes
 from dcp_base.logs import library_logger
+from dcp_base.schemes import scheme_of
 from dcp_core import Estimate, estimate
 from dcp_core.records.protocols import with_states
 from dcp_core.state_dict.flatten import flatten
@@ -439,9 +440,14 @@ def _freed_bytes(stores: Collection[Any]) -> int:
     return sum(one.st_size for one in {one.st_ino: one for one in facts}.values() if names[one.st_ino] >= one.st_nlink)
 
 
-def check_on_full(on_full: object, root: object) -> None:
-    """Raise ValueError for a wrong policy, or for a root that has its own."""
+def check_on_full(on_full: object, root: Any) -> None:
+    """Raise ValueError for a wrong policy, or for a root that is no directory."""
     if on_full not in get_args(OnFull):
         raise ValueError(f"on_full is {on_full!r}; choose 'fail', 'pause' or 'drop_oldest'")
     if on_full != "fail" and not isinstance(root, str | os.PathLike):
         raise ValueError(f"on_full is {on_full!r}, and the root has tiers: pass Tier(max_bytes=…, when_full=…) instead")
+    if on_full != "fail" and scheme_of(root) != "file":
+        raise ValueError(
+            f"on_full is {on_full!r}, and only a directory has free space that is known: {root} is none; for a place "
+            "per host or a further tier, pass Tiers with Tier(max_bytes=…, when_full=…)"
+        )

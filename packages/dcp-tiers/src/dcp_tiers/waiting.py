@@ -22,7 +22,7 @@ class TieredRoot(Protocol):
 
     @property
     def tiers(self) -> Sequence[Tier]:
-        """The tiers, nearest first."""
+        """Nearest first."""
         ...
 
     @property
@@ -130,17 +130,17 @@ def forget_arrival(store: Store, url: str) -> None:
 
 
 def has_arrived(entries: Iterable[Entry], url: str) -> bool:
-    """Return whether a tier has this save or will not get it, by its notes."""
+    """Return whether a tier has this save or will not get it."""
     return _has_note(entries, _ARRIVED, url) or _has_note(entries, _FORGONE, url)
 
 
 def arrival_is_noted(entries: Iterable[Entry], url: str) -> bool:
-    """Return whether a tier has this save, by its notes."""
+    """Return whether a tier has this save."""
     return _has_note(entries, _ARRIVED, url)
 
 
 def was_refused(entries: Iterable[Entry], url: str) -> bool:
-    """Return whether promotion of this save is impossible, by its notes."""
+    """Return whether promotion of this save is impossible."""
     return _has_note(entries, _REFUSED, url)
 
 
