@@ -126,16 +126,17 @@ def coverage(session: nox.Session) -> None:
     """
     python = shared(session, "coverage", "demo")
     measured = (python, "-m", "coverage")
+    run = (*measured, "run", "-m", "pytest", "-p", "tools.measured_coverage")
     folder = ROOT / ".nox" / "coverage"
     report = folder / "report.json"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     side_by_side = (*SIDE_BY_SIDE, "-m", "not slow and not docs")
     chosen = session.posargs or side_by_side
-    session.run(*measured, "run", "-m", "pytest", *chosen, env=SINGLE_THREAD, success_codes=[0, 1], external=True)
+    session.run(*run, *chosen, env=SINGLE_THREAD, success_codes=[0, 1], external=True)
     if not session.posargs:
         devices = ("--device=pretend", "-m", "device and not slow", *ON_DEVICES)
-        session.run(*measured, "run", "-m", "pytest", *devices, env=SINGLE_THREAD, success_codes=[0, 1], external=True)
+        session.run(*run, *devices, env=SINGLE_THREAD, success_codes=[0, 1], external=True)
     session.run(*measured, "combine", "--quiet", external=True)
     session.run(*measured, "json", "--quiet", "-o", str(report), external=True)
     percents = package_percents(report)

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ALL", "package_percents", "write_percent"]
+__all__ = ["ALL", "package_percents", "pytest_configure", "write_percent"]
 
 ALL = "all"
 _LINE = re.compile(r"\n*<!-- coverage, written by `nox -s coverage` -->\n.*\n")
@@ -31,3 +31,10 @@ def write_percent(readme: Path, percent: float) -> None:
     text = _LINE.sub("\n", readme.read_text()).rstrip("\n")
     said = f"Tests of the whole repository run {int(percent)} % of this package's lines and branches."
     readme.write_text(f"{text}\n\n<!-- coverage, written by `nox -s coverage` -->\n{said}\n")
+
+
+def pytest_configure() -> None:
+    """Give the workers of pytest-xdist time to save what they measured: by default, they are killed after 10 s."""
+    from xdist.workermanage import NodeManager  # type: ignore[import-untyped]
+
+    NodeManager.EXIT_TIMEOUT = 600
