@@ -82,10 +82,10 @@ class Result:
 
 
 def main(given: Sequence[str]) -> None:
-    """Measure and print, or be one of the processes that play ranks."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="64,256,1024", help="how many, of each line (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=16, help="that play the ranks, of at most 64 (default: 16)")
+    parser.add_argument("--processes", type=int, default=16, help="for up to 64 ranks each (default: 16)")
     parser.add_argument("--rounds", type=int, default=5, help="counted ones; one more warms up (default: 5)")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     options = parser.parse_args(given)
