@@ -25,7 +25,7 @@ from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire, decode, enc
 
 _UP, _DOWN, _READING = 0, 1, 4  # kinds of frames; 2 and 3 greet, in `monitor`
 
-# All ranks together poll the store a thousand times a second.
+# All ranks together poll the store a thousand times a second; each at least every two seconds.
 _POLLS_PER_SECOND = 1024
 _LEAST_POLL_SECONDS, _MOST_POLL_SECONDS = 0.1, 2.0
 _HERE_AFTER_SECONDS = 0.5
@@ -273,7 +273,8 @@ class RelayRound(StoreRound):
             self._collect_strays()
         elif self._links.cut_off:
             self._stray()
-        return self._note(self._read()) if self._wire.has(self._verdict) else None
+        decided = self._wire.has(self._verdict)  # asked to the end: it tells whether the store still answers
+        return self._note(self._read()) if decided and self._decided is None else None
 
     def _note(self, verdict: Verdict) -> Verdict | None:
         if not verdict.ok:
