@@ -64,12 +64,12 @@ def navigation(places: Iterable[str]) -> list[str | dict[str, list[str]]]:
 
 @cache
 def public_names(module: str) -> tuple[str, ...]:
-    """What `__all__` of a package lists, in the order of the pages."""
+    """The names in `__all__` of a module, in the order of the pages; else those that it imports as themselves."""
+    names: Iterable[str] = _aliases(module)
     for statement in _source(module).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
-            names: list[str] = ast.literal_eval(statement.value)
-            return tuple(sorted(names, key=_place))
-    raise ValueError(f"{module} has no list __all__")
+            names = ast.literal_eval(statement.value)
+    return tuple(sorted(names, key=_place))
 
 
 def _place(name: str) -> tuple[int, str]:
@@ -129,14 +129,23 @@ def _imported_from(module: str, name: str) -> str | None:
 def _imports(module: str) -> Mapping[str, str]:
     """Name → the module that a module imports it from."""
     statements = [each for each in ast.walk(_source(module)) if isinstance(each, ast.ImportFrom)]
-    return {each.asname or each.name: statement.module or "" for statement in statements for each in statement.names}
+    found = {each.asname or each.name: statement.module or "" for statement in statements for each in statement.names}
+    return {**found, **{name: found[original] for name, original in _renamed(module).items()}}
 
 
 @cache
 def _aliases(module: str) -> Mapping[str, str]:
-    """Name → the name of what a module imports under it, where the two differ."""
+    """Name → the name of what a module imports under it, if it says so: `X as X`, or `Y = X`."""
     statements = [each for each in ast.walk(_source(module)) if isinstance(each, ast.ImportFrom)]
-    return {each.asname: each.name for statement in statements for each in statement.names if each.asname}
+    named = {each.asname: each.name for statement in statements for each in statement.names if each.asname}
+    return {**named, **_renamed(module)}
+
+
+def _renamed(module: str) -> dict[str, str]:
+    """Other name → the name under which a front door imports it for type checkers."""
+    blocks = [each for each in _source(module).body if isinstance(each, ast.If)]
+    found = [each for block in blocks for each in block.body if isinstance(each, ast.Assign)]
+    return {ast.unparse(each.targets[0]): ast.unparse(each.value) for each in found}
 
 
 def _is_module(package: str, name: str) -> bool:
@@ -220,8 +229,8 @@ def _mirror(module: str) -> dict[str, str]:
         owner = _owner(module, name)
         if _is_module(module, name):
             modules.append(f"`{module}.{name}`{{ #{module}.{name} }}")
-        elif name in _aliases(module):
-            original = f"{_imports(module)[name]}.{_aliases(module)[name]}"
+        elif name in _renamed(module):
+            original = f"{_imports(module)[name]}.{_renamed(module)[name]}"
             rows.append(f"| `{name}`{{ #{module}.{name} }} | [`{original}`][{original}] |")
         elif owner != module:
             beside = name in BESIDE_THE_FRONT_DOOR.get(owner, ())

@@ -51,8 +51,9 @@ class Module:
         return len(lines)
 
     def offered(self) -> list[str]:
-        """The names in its `__all__`; in a module without one, those that it defines without an underscore."""
-        defined: list[str] = []
+        """The names in its `__all__`; without one, those defined without an underscore or imported as `X as X`."""
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
+        defined = [each.name for node in imports for each in node.names if each.asname == each.name]
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names: list[str] = ast.literal_eval(node.value)

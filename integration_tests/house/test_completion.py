@@ -49,15 +49,19 @@ def test_lazy_packages_are_found() -> None:
 
 @pytest.mark.parametrize("path", LAZY, ids=lambda path: str(path.parent.name))
 def test_type_checkers_see_what_is_imported_on_first_use(path: Path) -> None:
-    """The imports for type checkers, those on first use, and `__all__` are the same names of the same modules."""
+    """The imports for type checkers, each an explicit re-export, and those on first use are of the same names."""
     tree = ast.parse(path.read_text())
     (checked,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    seen = {
-        (node.module, f"{alias.name} as {alias.asname}" if alias.asname else alias.name)
-        for node in checked.body
+    again = {node.value.id: node.targets[0].id for node in checked.body if isinstance(node, ast.Assign)}
+    at_once = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "dcp_base.imports"]
+    aliases = [
+        (node.module, alias)
+        for node in [*checked.body, *at_once]
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-    }
+    ]
+    seen = {(module, f"{x.name} as {again[x.name]}" if x.name in again else x.name) for module, x in aliases}
+    assert {x.name for _, x in aliases} == {x.asname for _, x in aliases if x.asname} | {*again}
     (homes,) = (
         node.args[1]
         for node in ast.walk(tree)
@@ -66,6 +70,3 @@ def test_type_checkers_see_what_is_imported_on_first_use(path: Path) -> None:
     assert isinstance(homes, ast.Dict)
     pairs = zip(homes.keys, homes.values, strict=True)
     assert {(ast.literal_eval(module), name) for module, names in pairs if module for name in _texts(names)} == seen
-    at_once = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    (listed,) = (ast.literal_eval(node.value) for node in tree.body if ast.unparse(node).startswith("__all__ = "))
-    assert {name.rpartition(" as ")[2] for _, name in seen} == {*listed} - at_once

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from docs_site.reference import public_names
+
 ROOT = Path(__file__).resolve().parents[2]
 THE_PROJECT = {"README.md", "docs", "integration_tests", "noxfile.py", "packages", "tools"}
 WANTED_BY_TOOLS = {
@@ -59,9 +61,7 @@ def test_a_name_of_a_front_door_is_not_that_of_a_module() -> None:
     """`dcp_x.name` would mean either, as the site's links do. The modules of dcp-all are stock's, and its API."""
     doubled = {}
     for front in ROOT.glob("packages/*/src/*/__init__.py"):
-        names = set(re.findall(r'^    "(\w+)",$', front.read_text(), re.MULTILINE))
-        listed = re.findall(r"^__all__ = \[([^\]]+)\]", front.read_text(), re.MULTILINE)
-        names |= {name for line in listed for name in re.findall(r'"(\w+)"', line)}
+        names = {*public_names(front.parent.name)}
         modules = {path.stem for path in front.parent.iterdir()}
         doubled[front.parent.name] = names & modules
     assert doubled.pop("dcp_all")

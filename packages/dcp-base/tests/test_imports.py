@@ -15,7 +15,6 @@ from dcp_base import PluginLoadError, PluginNotFoundError, imports
 FRONT_DOOR = """
 from dcp_base import import_lazily
 
-__all__ = ["first", "other"]
 __getattr__, __dir__ = import_lazily(__name__, {"toybox.first_room": ("first",), "toybox.other_room": ("other",)})
 """
 
@@ -47,6 +46,7 @@ def test_a_module_is_imported_with_its_first_name(toybox: str) -> None:
 def test_names_are_listed_before_they_are_imported(toybox: str) -> None:
     package = importlib.import_module(toybox)
     assert {"first", "other", "__all__"} <= {*dir(package)}
+    assert package.__all__ == ["first", "other"]
     with pytest.raises(AttributeError, match="'toybox' has no attribute 'third'"):
         _ = package.third
     with pytest.raises(ImportError, match="third"):

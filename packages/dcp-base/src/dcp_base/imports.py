@@ -16,7 +16,7 @@ from typing import Any
 def import_lazily(
     package: str, homes: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package that imports its public names on first use.
+    """Return `__getattr__` and `__dir__` of a package that imports names on first use; set its `__all__`.
 
     ```python
     from dcp_base import import_lazily
@@ -37,6 +37,7 @@ def import_lazily(
         for entry in names
     }
     found = vars(sys.modules[package])
+    found.setdefault("__all__", sorted(modules))
 
     def get(name: str) -> Any:
         if name not in modules:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_bridge.bridging import from_stock, to_stock
-    from dcp_bridge.replacement.replacement import original_stock, replace_stock
-
-__all__ = ["from_stock", "original_stock", "replace_stock", "to_stock"]
+    from dcp_bridge.bridging import from_stock as from_stock
+    from dcp_bridge.bridging import to_stock as to_stock
+    from dcp_bridge.replacement.replacement import original_stock as original_stock
+    from dcp_bridge.replacement.replacement import replace_stock as replace_stock
 
 __getattr__, __dir__ = import_lazily(
     __name__,

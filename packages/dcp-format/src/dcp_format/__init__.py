@@ -7,34 +7,24 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_format.content.content import Content, TensorEntry, WriteOptions
-    from dcp_format.conversion import Conversion, convert
-    from dcp_format.converters import Converter
-    from dcp_format.export.safetensors_writer import SafetensorsWriter, save_safetensors
-    from dcp_format.hugging_face.consolidate import consolidate_safetensors_files_on_every_rank
-    from dcp_format.hugging_face.hf_reader import HuggingFaceStorageReader, QuantizedHuggingFaceStorageReader
-    from dcp_format.hugging_face.hf_writer import HuggingFaceStorageWriter
-    from dcp_format.torch_save.broadcasting_reader import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner
-    from dcp_format.torch_save.stock_calls import dcp_to_torch_save, torch_save_to_dcp
-
-__all__ = [
-    "BroadcastingTorchSaveReader",
-    "Content",
-    "Conversion",
-    "Converter",
-    "DynamicMetaLoadPlanner",
-    "HuggingFaceStorageReader",
-    "HuggingFaceStorageWriter",
-    "QuantizedHuggingFaceStorageReader",
-    "SafetensorsWriter",
-    "TensorEntry",
-    "WriteOptions",
-    "consolidate_safetensors_files_on_every_rank",
-    "convert",
-    "dcp_to_torch_save",
-    "save_safetensors",
-    "torch_save_to_dcp",
-]
+    from dcp_format.content.content import Content as Content
+    from dcp_format.content.content import TensorEntry as TensorEntry
+    from dcp_format.content.content import WriteOptions as WriteOptions
+    from dcp_format.conversion import Conversion as Conversion
+    from dcp_format.conversion import convert as convert
+    from dcp_format.converters import Converter as Converter
+    from dcp_format.export.safetensors_writer import SafetensorsWriter as SafetensorsWriter
+    from dcp_format.export.safetensors_writer import save_safetensors as save_safetensors
+    from dcp_format.hugging_face.consolidate import (
+        consolidate_safetensors_files_on_every_rank as consolidate_safetensors_files_on_every_rank,
+    )
+    from dcp_format.hugging_face.hf_reader import HuggingFaceStorageReader as HuggingFaceStorageReader
+    from dcp_format.hugging_face.hf_reader import QuantizedHuggingFaceStorageReader as QuantizedHuggingFaceStorageReader
+    from dcp_format.hugging_face.hf_writer import HuggingFaceStorageWriter as HuggingFaceStorageWriter
+    from dcp_format.torch_save.broadcasting_reader import BroadcastingTorchSaveReader as BroadcastingTorchSaveReader
+    from dcp_format.torch_save.broadcasting_reader import DynamicMetaLoadPlanner as DynamicMetaLoadPlanner
+    from dcp_format.torch_save.stock_calls import dcp_to_torch_save as dcp_to_torch_save
+    from dcp_format.torch_save.stock_calls import torch_save_to_dcp as torch_save_to_dcp
 
 __getattr__, __dir__ = import_lazily(
     __name__,

@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_core.storage.byte_storage import SerializationFormat
-    from dcp_fs.filesystem import FileSystem, FileSystemBase
-    from dcp_fs.storage import FileSystemReader, FileSystemWriter
-    from dcp_io import Layout, Verify
-
-__all__ = [
-    "FileSystem",
-    "FileSystemBase",
-    "FileSystemReader",
-    "FileSystemWriter",
-    "Layout",
-    "SerializationFormat",
-    "Verify",
-]
+    from dcp_core.storage.byte_storage import SerializationFormat as SerializationFormat
+    from dcp_fs.filesystem import FileSystem as FileSystem
+    from dcp_fs.filesystem import FileSystemBase as FileSystemBase
+    from dcp_fs.storage import FileSystemReader as FileSystemReader
+    from dcp_fs.storage import FileSystemWriter as FileSystemWriter
+    from dcp_io import Layout as Layout
+    from dcp_io import Verify as Verify
 
 __getattr__, __dir__ = import_lazily(
     __name__,

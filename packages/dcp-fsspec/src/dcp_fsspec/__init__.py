@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_fsspec.filesystem import FileSystem
-    from dcp_fsspec.storage import FsspecReader, FsspecWriter
-
-__all__ = ["FileSystem", "FsspecReader", "FsspecWriter"]
+    from dcp_fsspec.filesystem import FileSystem as FileSystem
+    from dcp_fsspec.storage import FsspecReader as FsspecReader
+    from dcp_fsspec.storage import FsspecWriter as FsspecWriter
 
 __getattr__, __dir__ = import_lazily(
     __name__,

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_inspect.cli import run
-    from dcp_inspect.visuals.progress_bar import show_progress
-    from dcp_inspect.visuals.visualization import visualize
-
-__all__ = ["run", "show_progress", "visualize"]
+    from dcp_inspect.cli import run as run
+    from dcp_inspect.visuals.progress_bar import show_progress as show_progress
+    from dcp_inspect.visuals.visualization import visualize as visualize
 
 __getattr__, __dir__ = import_lazily(
     __name__,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_memory.control import keeper_status, start_keeper, stop_keeper
-    from dcp_memory.errors import KeeperLostError
-    from dcp_memory.partners.partner import partner
-
-__all__ = ["KeeperLostError", "keeper_status", "partner", "start_keeper", "stop_keeper"]
+    from dcp_memory.control import keeper_status as keeper_status
+    from dcp_memory.control import start_keeper as start_keeper
+    from dcp_memory.control import stop_keeper as stop_keeper
+    from dcp_memory.errors import KeeperLostError as KeeperLostError
+    from dcp_memory.partners.partner import partner as partner
 
 __getattr__, __dir__ = import_lazily(
     __name__,

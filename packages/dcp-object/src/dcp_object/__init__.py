@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_object.storage import ObjectStoreReader, ObjectStoreWriter
-
-__all__ = ["ObjectStoreReader", "ObjectStoreWriter"]
+    from dcp_object.storage import ObjectStoreReader as ObjectStoreReader
+    from dcp_object.storage import ObjectStoreWriter as ObjectStoreWriter
 
 __getattr__, __dir__ = import_lazily(
     __name__,

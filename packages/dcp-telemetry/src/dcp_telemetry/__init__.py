@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_telemetry.exporters import dashboard, disable, enable_opentelemetry, enable_prometheus
-
-__all__ = ["dashboard", "disable", "enable_opentelemetry", "enable_prometheus"]
+    from dcp_telemetry.exporters import dashboard as dashboard
+    from dcp_telemetry.exporters import disable as disable
+    from dcp_telemetry.exporters import enable_opentelemetry as enable_opentelemetry
+    from dcp_telemetry.exporters import enable_prometheus as enable_prometheus
 
 __getattr__, __dir__ = import_lazily(
     __name__,

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_tiers.tier import Tier, TiersError
-    from dcp_tiers.tiers import Tiers
-    from dcp_tiers.waiting import KeepWaiting
-
-__all__ = ["KeepWaiting", "Tier", "Tiers", "TiersError"]
+    from dcp_tiers.tier import Tier as Tier
+    from dcp_tiers.tier import TiersError as TiersError
+    from dcp_tiers.tiers import Tiers as Tiers
+    from dcp_tiers.waiting import KeepWaiting as KeepWaiting
 
 __getattr__, __dir__ = import_lazily(
     __name__,

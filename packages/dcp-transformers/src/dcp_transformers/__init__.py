@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_transformers.accelerator import load_state, save_state
-    from dcp_transformers.export import describe_model, export_adapter, export_model
-    from dcp_transformers.trainer import manage_checkpoints
-
-__all__ = [
-    "describe_model",
-    "export_adapter",
-    "export_model",
-    "load_state",
-    "manage_checkpoints",
-    "save_state",
-]
+    from dcp_transformers.accelerator import load_state as load_state
+    from dcp_transformers.accelerator import save_state as save_state
+    from dcp_transformers.export import describe_model as describe_model
+    from dcp_transformers.export import export_adapter as export_adapter
+    from dcp_transformers.export import export_model as export_model
+    from dcp_transformers.trainer import manage_checkpoints as manage_checkpoints
 
 # The package is imported by every process that looks for plug-ins: transformers is imported on first use.
 __getattr__, __dir__ = import_lazily(

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_transforms.block_zstd import BlockZStandard
-    from dcp_transforms.float_planes import FloatPlanes
-    from dcp_transforms.zstd import ZStandard
-
-__all__ = ["BlockZStandard", "FloatPlanes", "ZStandard"]
+    from dcp_transforms.block_zstd import BlockZStandard as BlockZStandard
+    from dcp_transforms.float_planes import FloatPlanes as FloatPlanes
+    from dcp_transforms.zstd import ZStandard as ZStandard
 
 __getattr__, __dir__ = import_lazily(
     __name__,
