@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import dcp_all as dcp
-from dcp_fs.storage import HostWriter
+from dcp_core.hosts.host_storage import HostStorageWriter
 from dcp_io import StoreBackend
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.hosts.pretended import NEAR, folder_of, job_on, on_host, reads_below
@@ -141,7 +141,7 @@ def test_a_crash_before_the_other_hosts_have_the_index_loses_nothing(pool: RankP
     pool.run(8, save, str(tmp_path), HOSTS, 1)
 
     def save_and_die(disks: str) -> None:
-        killed = mock.patch.object(HostWriter, "follow_commit", side_effect=RuntimeError("killed"))
+        killed = mock.patch.object(HostStorageWriter, "follow_commit", side_effect=RuntimeError("killed"))
         with job_on(disks, HOSTS), killed, pytest.raises(RuntimeError, match="killed"):
             dcp.save(state_of(2), checkpoint_id=ID)
 
@@ -190,7 +190,7 @@ def test_a_host_that_cannot_write_leaves_nothing_on_any(pool: RankPool, tmp_path
 
 def test_an_interrupted_host_keeps_what_may_be_published(pool: RankPool, tmp_path: Path) -> None:
     def interrupt(disks: str) -> None:
-        stopped = mock.patch.object(HostWriter, "follow_commit", side_effect=RuntimeError("stopped"))
+        stopped = mock.patch.object(HostStorageWriter, "follow_commit", side_effect=RuntimeError("stopped"))
         with job_on(disks, ["a", "b"]), stopped, pytest.raises(RuntimeError, match="stopped"):
             dcp.save(state_of(1), checkpoint_id=ID)
 

@@ -17,7 +17,7 @@ import pytest
 
 import dcp_all
 from dcp_base import DcpError
-from dcp_fs.storage import HostWriter
+from dcp_core.hosts.host_storage import HostStorageWriter
 from dcp_inspect import run as dcp
 from dcp_io import KeepBest, KeepLast, LocalStore, Store, open_store, verify_checkpoint
 from dcp_io.roots.catalogue import Catalogue
@@ -126,18 +126,20 @@ def keepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         stop_keeper(KEEPER, kill=True)
 
 
+class FileOfEachValue(HostStorageWriter):
+    def _open(self, checkpoint_id: Any) -> Any:
+        backend = super()._open(checkpoint_id)
+        backend.single_file = False
+        return backend
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of several steps, in which each value has a file of its own; tests copy it."""
     disks = tmp_path_factory.mktemp("saved")
-    with on_host(disks, "a"):
-
-        def writer(path: Any) -> HostWriter:
-            return HostWriter(path, single_file_per_rank=False)
-
-        with CheckpointManager(f"host://{NEAR}", no_dist=True, writer=writer) as manager:
-            for step in range(1, LAST + 1):
-                manager.save(step, state(step), metrics={"loss": 1 / step})
+    with on_host(disks, "a"), CheckpointManager(f"host://{NEAR}", no_dist=True, writer=FileOfEachValue) as manager:
+        for step in range(1, LAST + 1):
+            manager.save(step, state(step), metrics={"loss": 1 / step})
     return Path(f"{disks}/a{NEAR}")
 
 

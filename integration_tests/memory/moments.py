@@ -50,7 +50,7 @@ MOMENTS = {
     "closed": Moment(tuple(f"{sink}.close" for sink in _SINKS), 4, after=True),
     "publish": Moment((f"{_LOCAL}.publish", f"{_KEEPER}.publish"), 16),
     "published": Moment((f"{_LOCAL}.publish", f"{_KEEPER}.publish"), 16, after=True),
-    "commit": Moment(("dcp_core.hosts.commit:HostCommit.follow_commit",), 3),
+    "commit": Moment(("dcp_core.hosts.host_storage:HostStorageWriter.follow_commit",), 3),
     "delete": Moment((f"{_LOCAL}.delete", f"{_KEEPER}.delete"), 20),
     "remove": Moment(("dcp_io.roots.catalogue:Catalogue.remove",), 2),
     "look for parts": Moment((f"{_COPY}._look",), 2, near="partner"),

@@ -1,4 +1,4 @@
-"""Storage writers and readers: of a local or mounted folder, and of a folder that each host has for itself."""
+"""Storage writer and reader of a local or mounted folder."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcp_base import InvalidPlaceError
-from dcp_base.schemes import file_path, scheme_of
+from dcp_base.schemes import file_path
 from dcp_core import BlockingAsyncStager, ByteStorageReader, ByteStorageWriter
 from dcp_core.encoding.compression import Compression, CompressionPolicy, one_setting
-from dcp_core.hosts.agree import HostAgreement
-from dcp_core.hosts.commit import HostCommit
 from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, check_format
 from dcp_core.tensors.tensor_memory import TensorPieces
 from dcp_core.transforms import ExtensionRegistry, ItemStreams, StreamTransformExtension
 from dcp_fs.filesystem import FileSystem, is_local_id
-from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, Verify, Writable, open_store
+from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, Verify, Writable
 from dcp_io.requests import check_options
-from dcp_io.stores.host_store import HostFolder
 from dcp_io.stores.stream_store import StreamStore
 from dcp_manifest.index.stored_items import StoredItems
 
@@ -196,15 +192,6 @@ class FileSystemReader(_LocalFolder, ByteStorageReader):
         )
 
 
-class _FolderOfHost(_LocalFolder):
-    def _own_path(self, checkpoint_id: str | os.PathLike[str]) -> Path:
-        return Path(_folder(checkpoint_id).path)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return scheme_of(checkpoint_id) == "host"
-
-
 class _Deduplicate(CompressionPolicy):
     def __init__(self, base: str | os.PathLike[str] | None) -> None:
         from dcp_io.writing.deduplication import Deduplication  # noqa: PLC0415 - optional
@@ -214,34 +201,3 @@ class _Deduplicate(CompressionPolicy):
 
     def write(self, backend: StoreBackend, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
         return self._deduplication.write(backend, requests, prefix=prefix, save_id=save_id)
-
-
-class HostWriter(HostCommit, _FolderOfHost, FileSystemWriter):
-    """Storage writer for checkpoint ids `host:///path`: each host's ranks write into the folder that their host has.
-
-    Arguments and guarantees are those of `FileSystemWriter`, over all hosts; see `dcp_core.hosts.commit.HostCommit`.
-    """
-
-    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
-        backend = super()._open(checkpoint_id)
-        backend.store = _folder(checkpoint_id)
-        return backend
-
-
-class HostReader(HostAgreement, _FolderOfHost, FileSystemReader):
-    """Storage reader for checkpoint ids `host:///path`: each file is read on a host that has it.
-
-    Arguments: those of `FileSystemReader`. On which save the ranks agree: see `dcp_core.hosts.agree.HostAgreement`.
-    """
-
-    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
-        backend = super()._open(checkpoint_id)
-        backend.store = self._host_store()
-        return backend
-
-
-def _folder(checkpoint_id: str | os.PathLike[str]) -> HostFolder:
-    store = open_store(checkpoint_id)
-    if not isinstance(store, HostFolder):
-        raise InvalidPlaceError(f"{os.fspath(checkpoint_id)!r} is not a directory of each host: write host:///path")
-    return store

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
-from dcp_core.hosts.commit import open_host_store
 from dcp_core.hosts.held_copies import AgreedCopy, Candidate, Held, Lack, candidates_of, complete_copy, look
 from dcp_core.hosts.host_places import look_in_places
-from dcp_core.records.protocols import CheckpointId
-from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_io import HostStore, Store
-from dcp_manifest import CheckpointIndex, read_index
 from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_ranks import Coordinator
 
@@ -111,45 +106,3 @@ def _complete(
             return agreed
         lack = lack or agreed
     return lack or found.damage
-
-
-class HostAgreement(ByteStorageReader):
-    """Base class of storage readers for host-local stores: a host that has a file reads it.
-
-    Before any tensor changes, the ranks agree on a save; see `agree_on_copy`.
-    """
-
-    _agreed: AgreedCopy | None = None
-
-    def _host_store(self) -> HostStore:
-        """Return the store, which also reads the shared directories."""
-        store = self._open_host_store()
-        if self._agreed is not None:
-            store.read_elsewhere(self._agreed.elsewhere)
-        return store
-
-    def _open_host_store(self) -> HostStore:
-        return open_host_store(self.absolute_id)
-
-    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """See `Storage`."""
-        self._agreed = None
-        super().reset(checkpoint_id)
-
-    def connect_ranks(self, coordinator: Any) -> None:
-        """Agree on the save to load. Collective."""
-        self._agreed = agree_on_copy(coordinator, self._open_host_store())
-
-    def read_index(self) -> CheckpointIndex:
-        """Return the agreed save's index, or this host's without other ranks."""
-        if self._agreed is None:
-            return super().read_index()
-        self._reopen()
-        index = read_index(self._agreed.index, file=METADATA_NAME)
-        self._backend.use_index(index)
-        return index
-
-    @property
-    def shares_index(self) -> bool:
-        """False: all ranks have the index."""
-        return False
