@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from dcp_inspect.errors import known
 from dcp_inspect.printing.output import age
 from dcp_inspect.removal import unfinished_save
 from dcp_inspect.visuals.progress_bar import count_listed
-from dcp_io import find_checkpoints, open_store
+from dcp_io import find_checkpoints, open_store, verify_checkpoint
 from dcp_io.roots.records import read_note
 from dcp_io.stores.root import root_at
 from dcp_manifest import (
@@ -168,6 +169,15 @@ def _look_at(found: FoundCheckpoint[Any]) -> Listed:
         created_ns=(info.created_ns or None) if info else None,
         notes=notes,
     )
+
+
+def first_damage(path: str) -> tuple[str | None, bool]:
+    """Read all of a checkpoint; return the first problem, and whether it is that it cannot be read."""
+    try:
+        problems = verify_checkpoint(open_store(path), threads=len(os.sched_getaffinity(0))).problems
+    except Exception as error:  # noqa: BLE001 - bugs are raised again
+        return f"cannot be read: {known(error)[1]}", True
+    return (str(problems[0]) if problems else None), False
 
 
 def notes_on(found: FoundCheckpoint[Any]) -> Notes:

@@ -7,11 +7,10 @@ import os
 import click
 
 from dcp_inspect.arguments import PLACE, is_uri
-from dcp_inspect.errors import known
 from dcp_inspect.examples import examples
-from dcp_inspect.listing import find, look_at
+from dcp_inspect.listing import find, first_damage, look_at
 from dcp_inspect.printing.output import json_option, print_json, say
-from dcp_io import StorageError, open_store, verify_checkpoint
+from dcp_io import StorageError
 from dcp_manifest import CheckpointNotFoundError
 
 
@@ -41,7 +40,7 @@ def command(path: str, deep: bool, as_json: bool) -> int:
         listed = look_at(one)
         problem, unreadable = listed.problem, listed.unreadable
         if deep and problem is None:
-            problem, unreadable = _damage(listed.path)
+            problem, unreadable = first_damage(listed.path)
         if problem is None:
             place = listed.path if is_uri(listed.path) else os.path.normpath(listed.path)
             if as_json:
@@ -58,11 +57,3 @@ def command(path: str, deep: bool, as_json: bool) -> int:
     if unread:
         raise StorageError(f"{none}, and {unread} of {len(reasons)} cannot be read")
     raise CheckpointNotFoundError(f"{none}: {len(reasons)} passed over")
-
-
-def _damage(path: str) -> tuple[str | None, bool]:
-    try:
-        problems = verify_checkpoint(open_store(path), threads=len(os.sched_getaffinity(0))).problems
-    except Exception as error:  # noqa: BLE001 - bugs are raised again
-        return f"cannot be read: {known(error)[1]}", True
-    return (str(problems[0]) if problems else None), False

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
 from dcp_inspect.arguments import PLACE, is_uri, open_folder
-from dcp_inspect.errors import UNREADABLE, foreseen
+from dcp_inspect.errors import UNREADABLE
 from dcp_inspect.examples import examples
-from dcp_inspect.listing import Listed, find, look_at_all
+from dcp_inspect.listing import Listed, find, first_damage, look_at_all
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, metrics_text, print_json, say
 from dcp_inspect.pruning import Pruning, choose
 from dcp_inspect.removal import Removal, plan_removal, plan_smaller, preview_removal, remove
-from dcp_io import open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError
 
 
@@ -63,10 +62,9 @@ def command(
     if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
         raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
     listed = [*look_at_all(found, path)]
-    examiner = _Examiner()
-    pruning = choose(
-        [*zip(found, listed, strict=True)], keep, force=force, examine=None if no_verify else examiner.first_problem
-    )
+    unread: list[str] = []
+    examine = None if no_verify else partial(_first_damage, unread)
+    pruning = choose([*zip(found, listed, strict=True)], keep, force=force, examine=examine)
     removals = _plan(pruning, parts, dry_run=dry_run)
     if removals and not (yes or dry_run):
         for one, removal in zip(pruning.removed, removals, strict=True):
@@ -86,7 +84,7 @@ def command(
             say(f"{'would remove' if dry_run else 'removed'} {_line(one, removal)}")
         for line in _summary(pruning, removals):
             say(line)
-    return UNREADABLE if examiner.failed or any(one.unreadable for one in listed) else 0
+    return UNREADABLE if unread or any(one.unreadable for one in listed) else 0
 
 
 def _plan(pruning: Pruning, parts: tuple[str, ...], *, dry_run: bool) -> list[Removal]:
@@ -109,20 +107,11 @@ def _plan(pruning: Pruning, parts: tuple[str, ...], *, dry_run: bool) -> list[Re
     return [removals[one.path] for one in pruning.removed]
 
 
-class _Examiner:
-    def __init__(self) -> None:
-        self.failed = False
-
-    def first_problem(self, one: Listed) -> str | None:
-        try:
-            problems = verify_checkpoint(open_store(one.path), threads=len(os.sched_getaffinity(0))).problems
-        except Exception as error:
-            known = foreseen(error)
-            if known is None:
-                raise
-            self.failed = True
-            return f"cannot be read: {known[1]}"
-        return str(problems[0]) if problems else None
+def _first_damage(unread: list[str], one: Listed) -> str | None:
+    problem, unreadable = first_damage(one.path)
+    if unreadable:
+        unread.append(one.path)
+    return problem
 
 
 def _line(one: Listed, removal: Removal) -> str:

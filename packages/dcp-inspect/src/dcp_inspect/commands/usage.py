@@ -92,6 +92,7 @@ class _Used:
     listed: Listed
     files: dict[_Identity, _File]
     parts: dict[str, int]
+    linked: bool = False
 
     @property
     def run(self) -> str:
@@ -111,7 +112,7 @@ class _Used:
                 parts[".".join(row.name.split(".")[:depth])] += row.stored_bytes
         files = _identified(listed.path, sizes)
         parts[_REST] = _bytes_of([files]) - sum(parts.values())
-        return cls(found, listed, files, dict(parts))
+        return cls(found, listed, files, dict(parts), linked=listed.complete and bool(found.links()))
 
 
 def _identified(path: str, sizes: Mapping[str, int]) -> dict[_Identity, _File]:
@@ -155,7 +156,7 @@ def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> tuple[list[_Used], in
             step, listed = one.found.place.step or 0, one.listed
             created = (listed.created_ns or 0) / 1e9 or listed.modified_seconds
             records[step] = CheckpointRecord(step, created, listed.notes.metrics)
-        linked = {one.found.place.step or 0 for one in checkpoints if one.found.links()}
+        linked = {one.found.place.step or 0 for one in checkpoints if one.linked}
         kept = policy.select([*records.values()], {max(records), *linked}, lambda _: True)
         removed += [one for one in checkpoints if one.found.place.step not in kept]
         for one in checkpoints:
