@@ -14,6 +14,7 @@ import torch
 
 from dcp_base.imports import resolve
 from dcp_base.schemes import scheme_of
+from dcp_core.state_dict.flatten import flatten
 from dcp_core.testing.rehearsal.job import Tensor
 from dcp_io import StoreBackend, open_store
 
@@ -114,18 +115,9 @@ def _of_function(state: str) -> list[Tensor]:
     made = function()
     if not isinstance(made, Mapping):
         raise click.BadParameter(f"{state} returns a {type(made).__name__}, not a state dict")
-    return _some([*_below("", made)], state)
-
-
-def _below(name: str, value: Any) -> Iterator[Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield name, tuple(value.shape), str(value.dtype).removeprefix("torch.")
-    elif isinstance(value, Mapping):
-        for key, child in value.items():
-            yield from _below(f"{name}.{key}" if name else str(key), child)
-    elif isinstance(value, list | tuple):
-        for number, child in enumerate(value):
-            yield from _below(f"{name}.{number}", child)
+    values = {name: value for name, value in flatten(made).values.items() if isinstance(value, torch.Tensor)}
+    found = [(name, tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in values.items()]
+    return _some(found, state)
 
 
 def _some(tensors: list[Tensor], state: str) -> list[Tensor]:
