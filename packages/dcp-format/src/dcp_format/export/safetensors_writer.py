@@ -46,8 +46,6 @@ from dcp_io import LocalStore, Store, SupportsRanges, open_store
 from dcp_ranks import Coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-# Two would take turns at the interpreter's lock for each row of a column shard: measured 3 times slower.
-_THREADS = 1
 _RESERVED = "DCP_"
 
 
@@ -61,8 +59,6 @@ class _ExportOptions:
     config_from: str | os.PathLike[str] | None = None
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     peers: PeerOptions | None = None
-    threads: int = _THREADS
-    """Number of boxes that a rank writes at the same time."""
 
     def __post_init__(self) -> None:
         if self.max_file_bytes < 1:
@@ -120,6 +116,10 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
     """A tied tensor is stored under one of its names; the files' metadata names the others."""
     ids_are_paths = True
     """An id without a scheme is a path."""
+    # Two would take turns at the interpreter's lock for each row of a column shard: measured 3 times slower.
+    thread_count = 1
+    """Number of boxes that a rank writes at the same time."""
+    _always_indexed = False
 
     def __init__(
         self,
@@ -152,9 +152,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new export, into the folder `checkpoint_id` unless it is None."""
         if checkpoint_id is not None:
-            self.checkpoint_id: CheckpointId = checkpoint_id
-            self.absolute_id: CheckpointId = absolute_id(checkpoint_id)
-            """The folder, with an absolute path."""
+            self.checkpoint_id = checkpoint_id
         self.save_id = secrets.token_hex(8)
         """Id of this export, part of its files' metadata."""
         self._order: list[str] = []
@@ -162,6 +160,17 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         self._indexed = True
         self._copies: dict[str, Path] = {}
         self._link = RankLink(self._options.timeout_seconds, self._options.peers)
+
+    @property
+    def checkpoint_id(self) -> CheckpointId:
+        """The folder as the caller passed it; a relative path means the working folder at that time."""
+        return self._checkpoint_id
+
+    @checkpoint_id.setter
+    def checkpoint_id(self, value: CheckpointId) -> None:
+        self._checkpoint_id = value
+        self.absolute_id = absolute_id(value)
+        """The folder, with an absolute path."""
 
     def _store(self) -> Store:
         return open_store(self.absolute_id)
@@ -196,14 +205,13 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         tensors = tensors_of(
             plans, self._order, dtype=options.dtype, names=self._names, aliases=aliases, split=SplitNames(options.split)
         )
-        groups = split_by_size(tensors, options.max_file_bytes, lambda tensor: tensor.nbytes)
+        wanted, groups = self._grouped(tensors)
         self.save_id = secrets.token_hex(8)
         store.make()
-        wanted = shard_names(len(groups))
         if isinstance(store, LocalStore):
             folder = Path(store.path)
             sweep(store, is_writers_name)
-            chosen = choose_names(folder, wanted, self.save_id, always_indexed=False)
+            chosen = choose_names(folder, wanted, self.save_id, always_indexed=self._always_indexed)
             stamp = Stamp.next(folder, self.save_id, len(groups))
         else:
             chosen = choose_object_names(store, wanted, self.save_id)
@@ -220,6 +228,10 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
             create_files(store, files)
         self._files = files
         return placed
+
+    def _grouped(self, tensors: Sequence[ExportedTensor]) -> tuple[Sequence[str], Sequence[Sequence[ExportedTensor]]]:
+        groups = split_by_size(tensors, self._options.max_file_bytes, lambda tensor: tensor.nbytes)
+        return shard_names(len(groups)), groups
 
     def _ties(self, group: Sequence[ExportedTensor], aliases: Mapping[str, str]) -> dict[str, str]:
         """Return a file's metadata for tied tensors: for our readers, and as `safetensors.torch.save_model` has it."""
@@ -239,7 +251,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         if not isinstance(plan.storage_data, RankPart):
             raise DcpError("the plan lost its storage data; a planner's finish_plan must keep it")
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result(self._link.write(self._store(), plan, planner, threads=self._options.threads))
+        done.set_result(self._link.write(self._store(), plan, planner, threads=self.thread_count))
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +19,17 @@ import torch
 
 from dcp_base.schemes import file_path
 from dcp_core import (
-    BlockingAsyncStager,
     Metadata,
     SavePlan,
     SavePlanner,
-    StorageMeta,
-    StorageWriter,
     WriteItem,
-    WriteItemType,
     WriteResult,
 )
-from dcp_core.arguments import absolute_id
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
-from dcp_core.records.protocols import CheckpointId
-from dcp_format.content.content import refuse_objects
 from dcp_format.content.new_file import sweep, temporary_name
-from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of
-from dcp_format.export.publishing import choose_names, publish_files
-from dcp_format.export.shared_files import RankFacts, RankPart, share_out
-from dcp_format.export.write_files import RankLink, check_complete, create_files
+from dcp_format.export.file_map import ExportedTensor
+from dcp_format.export.safetensors_writer import SafetensorsWriter
+from dcp_format.export.shared_files import RankPart
 from dcp_format.hugging_face.hf_files import (
     OneFile,
     Placement,
@@ -50,10 +42,9 @@ from dcp_format.safetensors.complete_set import Stamp, fresh_name, is_writers_na
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, index_json, shard_name
 from dcp_format.safetensors.safetensors_write import remove_earlier
 from dcp_io import LocalStore
-from dcp_ranks import Coordinator
 
 
-class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
+class HuggingFaceStorageWriter(SafetensorsWriter):
     """Storage writer that saves tensors as safetensors files, for Hugging Face libraries.
 
     Files get their final names, and the index is written, after every rank has written its files. Values other than
@@ -83,6 +74,10 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         ```
     """
 
+    stores_aliases = False
+    ids_are_paths = False
+    _always_indexed = True
+
     def __init__(
         self,
         path: str,
@@ -104,21 +99,14 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         self.save_distributed = save_distributed
         self.enable_consolidation = enable_consolidation
         self.thread_count_consolidation = thread_count_consolidation
-        BlockingAsyncStager.__init__(self)
-        self.reset(path)
+        super().__init__(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new save, into the folder `checkpoint_id` unless it is None."""
-        if checkpoint_id is not None:
-            self.checkpoint_id = checkpoint_id
-        self.save_id = secrets.token_hex(8)
-        """Id of this save, part of its files' names: the coordinator's, new for each save."""
+        super().reset(checkpoint_id)
         self._rank = 0
         self._aliases: dict[str, str] = {}
         self._temporary: list[str] = []
-        self._order: list[str] = []
-        self._shared: list[PlannedFile] | None = None
-        self._link = RankLink()
 
     @property
     def path(self) -> Path:
@@ -128,16 +116,6 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     @path.setter
     def path(self, value: str | os.PathLike[str]) -> None:
         self.checkpoint_id = value
-
-    @property
-    def checkpoint_id(self) -> CheckpointId:
-        """Path of the folder as the caller passed it; a relative one means the working folder at that time."""
-        return self._checkpoint_id
-
-    @checkpoint_id.setter
-    def checkpoint_id(self, value: CheckpointId) -> None:
-        self._checkpoint_id = value
-        self.absolute_id = absolute_id(value)
 
     @property
     def fs(self) -> None:
@@ -151,27 +129,17 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     def _store(self) -> LocalStore:
         return LocalStore(self.path)
 
-    def storage_meta(self) -> StorageMeta | None:
-        """Return the path of the folder and the save id."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Store the rank. Raises DcpError for a save without a coordinator."""
-        del is_coordinator, args
         self._rank = kwargs.get("rank", 0)
-        if not kwargs.get("use_collectives", True):
-            raise DcpError("safetensors files are named by a coordinator: save with use_collectives=True")
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan, with tied tensors under each of their names.
 
         Raises UnsupportedValueError for objects, or a shard without `save_distributed`.
         """
-        refuse_objects(
-            {item.index.fqn for item in plan.items if item.type == WriteItemType.BYTE_IO},
-            "safetensors",
-            remedy="leave them out of the state dict, or save them to another checkpoint",
-        )
+        prepared = super().prepare_local_plan(replace(plan, aliases=None))
         for item in plan.items:
             data = item.tensor_data
             if not self.save_distributed and data is not None and data.chunk.sizes != data.size:
@@ -181,8 +149,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
                 )
         self._aliases = dict(plan.aliases or {})
         if self.enable_consolidation:
-            self._order = [item.index.fqn for item in plan.items]
-            return replace(plan, aliases=None, storage_data=RankFacts.of_this_rank(None))
+            return prepared
         return replace(plan, splittable=False, aliases=None)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -190,9 +157,8 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
         Raises MissingKeyError if `fqn_to_index_mapping` lacks a tensor.
         """
-        self._shared = None
         if self.enable_consolidation:
-            return self._place_together(plans)
+            return super().prepare_global_plan(plans)
         groups: list[dict[int, list[WriteItem]]] = []
         for plan in plans:
             numbers: dict[int, list[WriteItem]] = defaultdict(list)
@@ -214,29 +180,12 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         stamp = Stamp.next(folder, tag, sum(counts)).metadata
         return [replace(plan, storage_data=Placement(own, stamp)) for plan, own in zip(plans, names, strict=True)]
 
-    def _place_together(self, plans: list[SavePlan]) -> list[SavePlan]:
+    def _grouped(self, tensors: Sequence[ExportedTensor]) -> tuple[Sequence[str], Sequence[Sequence[ExportedTensor]]]:
         groups: dict[int, list[ExportedTensor]] = defaultdict(list)
-        for tensor in tensors_of(plans, self._order):
+        for tensor in tensors:
             groups[self._number(tensor.fqn)].append(tensor)
-        highest = max(groups, default=1)
-        tag = self.save_id = secrets.token_hex(8)
-        store = LocalStore(self.path)
-        store.make()
-        sweep(store, is_writers_name)
-        wanted = [shard_name(number, highest) for number in sorted(groups)]
-        names = choose_names(self.path, wanted, tag, always_indexed=True).files
-        metadata = {"format": "pt", **Stamp.next(self.path, tag, len(names)).metadata}
-        files = [
-            lay_out(name, tensors, metadata) for name, (_, tensors) in zip(names, sorted(groups.items()), strict=True)
-        ]
-        placed = share_out(plans, files, [RankFacts.of(plan).host for plan in plans], ranges=True)
-        create_files(store, files)
-        self._shared = files
-        return placed
-
-    def connect_ranks(self, coordinator: Coordinator, plan: SavePlan) -> None:
-        """Connect this rank to the others if ranks pass bytes on. Collective."""
-        self._link.open(coordinator, plan)
+        numbers = sorted(groups)
+        return [shard_name(number, max(numbers)) for number in numbers], [groups[number] for number in numbers]
 
     def _number(self, fqn: str) -> int:
         if self.fqn_to_index_mapping is None:
@@ -247,38 +196,35 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """Write this rank's files, durably, under temporary names; returns a completed future."""
-        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         placement = plan.storage_data
         if isinstance(placement, RankPart):
-            done.set_result(self._link.write(LocalStore(self.path), plan, planner, threads=self.thread_count))
-            return done
+            return super().write_data(plan, planner)
         if not isinstance(placement, Placement):
             raise DcpError(f"rank {self._rank}: the plan lost its storage data; a planner's finish_plan must keep it")
         files = items_by_file(plan.items, placement.files, self._number)
         store = self._store()
         jobs = [
-            OneFile(name, temporary_name(name), items, self.save_distributed, self._ties(items), placement.stamp)
+            OneFile(name, temporary_name(name), items, self.save_distributed, self._ties_of(items), placement.stamp)
             for name, items in files.items()
         ]
         self._temporary = [job.temporary for job in jobs]
         with ThreadPoolExecutor(self.thread_count, thread_name_prefix="dcp-hf") as pool:
             written = [*pool.map(lambda job: write_part(store, job, planner), jobs)]
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result([result for results in written for result in results])
         return done
 
-    def _ties(self, items: list[WriteItem]) -> Mapping[str, str]:
+    def _ties_of(self, items: list[WriteItem]) -> Mapping[str, str]:
         names = {item.index.fqn for item in items}
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: at any moment the folder holds the old or the new complete set of files."""
-        if self._shared is None:
-            self._publish_parts(results)
+        if self.enable_consolidation:
+            super().finish(metadata, results)
         else:
-            check_complete(self._shared, results)
-            publish_files(self.path, self._shared, indexed=True)
-            self._shared = None
-        metadata.storage_meta = self.storage_meta()
+            self._publish_parts(results)
+            metadata.storage_meta = self.storage_meta()
 
     def _publish_parts(self, results: list[list[WriteResult]]) -> None:
         store = self._store()
@@ -303,10 +249,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     def abort(self, error: BaseException) -> None:
         """Remove the files of a failed save."""
-        del error
-        self._link.close()
+        super().abort(error)
         store = self._store()
-        for name in [*self._temporary, *(file.temporary for file in self._shared or ())]:
+        for name in self._temporary:
             with contextlib.suppress(OSError):
                 store.delete(name)
 
