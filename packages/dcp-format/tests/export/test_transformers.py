@@ -13,7 +13,7 @@ import torch
 
 from dcp_core.testing.trees import same
 from dcp_format import save_safetensors
-from dcp_format.export import publishing
+from dcp_format.export import write_files
 
 transformers = pytest.importorskip("transformers")
 
@@ -71,7 +71,7 @@ def test_at_each_crash_point_one_whole_model_is_loaded(
 
     monkeypatch.setattr(os, "replace", copied(os.replace))
     monkeypatch.setattr(os, "unlink", copied(os.unlink))
-    monkeypatch.setattr(publishing.LocalStore, "sync_folder", copied(publishing.LocalStore.sync_folder))
+    monkeypatch.setattr(write_files.LocalStore, "sync_folder", copied(write_files.LocalStore.sync_folder))
     save_safetensors(second.state_dict(), folder, max_file_bytes=new)
     monkeypatch.undo()
     states = [dict(one.state_dict()) for one in (first, second)]

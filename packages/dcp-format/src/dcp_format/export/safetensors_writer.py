@@ -37,9 +37,16 @@ from dcp_format.content.changes import check_cast
 from dcp_format.content.content import MAX_FILE_BYTES, refuse_objects
 from dcp_format.content.new_file import sweep
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, SplitNames, lay_out, tensors_of
-from dcp_format.export.publishing import choose_names, choose_object_names, publish_files, publish_objects
 from dcp_format.export.shared_files import RankFacts, RankPart, agreed_aliases, check_settings, share_out
-from dcp_format.export.write_files import RankLink, check_complete, create_files
+from dcp_format.export.write_files import (
+    RankLink,
+    check_complete,
+    choose_names,
+    choose_object_names,
+    create_files,
+    publish_files,
+    publish_objects,
+)
 from dcp_format.safetensors.complete_set import Stamp, is_writers_name, split_by_size
 from dcp_format.safetensors.safetensors_index import STORED_ONCE, shard_names
 from dcp_io import LocalStore, Store, SupportsRanges, open_store
