@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -167,6 +169,87 @@ def test_a_failing_storage_is_tried_again_and_sent_files_are_not_sent_again(help
     assert waits == [0.01, 0.02, 0.04]
     assert len(sent) == len(set(sent)) == 3
     assert sorted(helpers.loaded(far)) == [10]
+
+
+def fail_in(monkeypatch, folders, names, methods, error):
+    """Let the methods of stores fail in these folders, for files with these endings."""
+
+    def failing(real):
+        def method(self, *arguments, **options):
+            if Path(self.url) in folders and str(arguments[0] if arguments else "").endswith(names):
+                raise OSError(error, os.strerror(error), f"{self.url}/{arguments[0] if arguments else ''}")
+            return real(self, *arguments, **options)
+
+        return method
+
+    for name in methods:
+        monkeypatch.setattr(LocalStore, name, failing(getattr(LocalStore, name)))
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize(
+    ("tier", "names", "methods"),
+    [
+        ("near", ".metadata", ["read", "open"]),
+        ("near", ".distcp", ["open"]),
+        ("far", "", ["create", "publish"]),
+        ("far", "", ["list"]),
+        ("far", ".distcp", ["create"]),
+    ],
+)
+def test_a_step_that_fails_alone_holds_up_no_other(
+    helpers, near, far, monkeypatch, caplog, events, tier, names, methods, error
+):
+    bad = {near.parent / tier / f"step-{step}" for step in (10, 20)}
+    for step in (10, 20, 30, 40, 50):
+        helpers.save(near, step)
+    promotion, waits = Promotion(helpers.tiers(), 1), []
+    with monkeypatch.context() as broken:
+        fail_in(broken, bad, names, methods, error)
+        assert not promotion.run(lambda seconds: waits.append(seconds) or len(waits) < 12)
+    assert sorted(helpers.loaded(far)) == [30, 40, 50]
+    assert promotion.waiting() == [10, 20]
+    assert waits[-1] == 60.0, "the pauses grow"
+    for step in (10, 20):
+        said = [one.getMessage() for one in caplog.records if one.getMessage().startswith(f"step {step} is not")]
+        assert len(said) == 1
+        assert f"{tier}/step-{step}/" in said[0]
+        assert said[0].endswith("Repair the file, or remove the step")
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) <= 5 < len(waits) < len(events)
+    assert promotion.run(lambda _: False)
+    assert helpers.loaded(far) == helpers.loaded(near)
+    assert promotion.problem is None
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_a_storage_that_comes_back_sets_no_step_aside(helpers, near, far, monkeypatch, caplog, count):
+    for step in (10, 20, 30, 40):
+        helpers.save(near, step)
+    monkeypatch.setattr(Unsteady, "left", count)
+    assert Promotion(unsteady(helpers.tiers()), 1).run(lambda _: True)
+    assert [text for text in caplog.messages if "is not promoted" in text] == []
+    assert caplog.text.count("no route to the storage") == 1
+    arrived = sorted((20, 10, 30, 40), key=lambda step: (far / f"step-{step}" / ".metadata").stat().st_mtime_ns)
+    assert sorted(arrived[1:]) == arrived[1:], "only the step that found the storage again may come before others"
+
+
+def test_parts_of_hosts_keep_their_order(tmp_path, hosts, far, monkeypatch):
+    for step in (10, 20):
+        hosts.save_apart(tmp_path, step)
+    copy = promotion.copy_part
+
+    def fail_for_the_first(source, *arguments, **options):
+        if source.url.endswith("step-10"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), f"{source.url}/.metadata")
+        return copy(source, *arguments, **options)
+
+    with hosts.on_host(tmp_path, "a"), monkeypatch.context() as broken:
+        broken.setattr(promotion, "copy_part", fail_for_the_first)
+        tiers, waits = Tiers([Tier(hosts.near, per_host=True), Tier(far)]), []
+        assert not Promotion(tiers, 1).run(lambda seconds: waits.append(seconds) or len(waits) < 5)
+        assert not list(far.glob("step-20/*.distcp"))
+    hosts.bring(tmp_path, far, "a", "b", "c")
+    assert sorted(path.parent.name for path in far.glob("step-*/.metadata")) == ["step-10", "step-20"]
 
 
 def test_giving_up_says_what_has_not_arrived(helpers, near, far, monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,12 @@ class Promotion:
         """The last arrived step, if it was not tidied for."""
         self.refused: dict[int, str] = {}
         """Steps that cannot be promoted, with reasons."""
+        self._aside: set[int] = set()
+        """Steps that fail while others arrive; they are tried after the others."""
+        self._failures = 0
+        """In succession, without a byte sent."""
+        self._suspect: int | None = None
+        """A step that failed before another one arrived."""
         self.progressed_seconds = time.monotonic()
         """Monotonic time of the last bytes, or with nothing pending."""
         self.problem: str | None = None
@@ -182,9 +189,11 @@ class Promotion:
                 seconds = _FIRST_PAUSE_SECONDS
 
     def _report_failure(self, error: Exception, seconds: float) -> None:
-        self.problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error}"
+        level = logging.DEBUG if problem == self.problem else logging.WARNING
+        self.problem = problem
         strange = not isinstance(error, (OSError, DcpError))
-        _log.warning("promotion to %s is tried again in %.1f s: %s", self.url, seconds, self.problem, exc_info=strange)
+        _log.log(level, "promotion to %s is tried again in %.1f s: %s", self.url, seconds, problem, exc_info=strange)
         self._emit("retry", state="failed", error=self.problem)
 
     def _remove_leftovers(self) -> None:
@@ -194,8 +203,9 @@ class Promotion:
     def promote_next(self) -> bool:
         """Promote the lowest pending step; return False if there is none.
 
-        A step that cannot be promoted goes to `refused`, with an event, and is not retried. A host's part is skipped if
-        the tier has a later save. Retry after OSError or DcpError.
+        A step that cannot be promoted goes to `refused`, with an event, and is not retried. A step that fails while
+        others arrive is retried after them. A host's part is skipped if the tier has a later save. Retry after OSError
+        or DcpError.
         """
         held = self._sources.look(afresh=False)
         if not self._compared:
@@ -210,25 +220,61 @@ class Promotion:
             self._tidy_at_last()
             return False
         self._meet(held)
-        step = next((step for step in waiting if step not in self._parts), waiting[0])
+        self._aside.intersection_update(waiting)
+        ready = [step for step in waiting if step not in self._aside] or waiting
+        step = next((step for step in ready if step not in self._parts), ready[0])
+        begun = self.progressed_seconds
+        try:
+            self._take(step, held, waiting)
+        except Exception as error:
+            if self.progressed_seconds != begun or not self._may_skip(error):
+                raise
+            self._try_another(step, held, waiting, error)
+        else:
+            self._failures, self._suspect = 0, None
+        return True
+
+    def _may_skip(self, error: Exception) -> bool:
+        """Return False for failures of the whole storage, and for parts of hosts, which are to arrive in order."""
+        is_full = isinstance(error, OSError) and error.errno in _FULL
+        places = self._tiers.places[: self._number]
+        return not (is_full or isinstance(error, StorageError) or any(isinstance(one, HostStore) for one in places))
+
+    def _try_another(self, failed: int, held: Sequence[Held], waiting: Sequence[int], error: Exception) -> None:
+        """Promote another step, or raise `error`. A step that fails again after this one is at fault itself."""
+        if failed == self._suspect and failed not in self._aside:
+            self._aside.add(failed)
+            self._failures = 0
+            text = "step %d is not promoted to %s for now, later steps are: %s: %s. Repair the file, or remove the step"
+            _log.warning(text, failed, self.url, type(error).__name__, error)
+            self._emit("retry", state="failed", error=f"{type(error).__name__}: {error}")
+            return
+        self._failures += 1
+        others = [step for step in waiting if step != failed]
+        if self._failures == 1 or not others:
+            raise error
+        try:
+            self._take(others[self._failures % len(others)], held, waiting)
+        except Exception:  # noqa: BLE001 - of the storage, probably
+            raise error from None
+        self._suspect = failed
+
+    def _take(self, step: int, held: Sequence[Held], waiting: Sequence[int]) -> None:
         holders = [one for one in held if step in one.folders]
         try:
             if not self._promote(step, holders):
-                self._wait_for_hosts(step, waiting)
-                return True
+                return self._wait_for_hosts(step, waiting)
         except _REFUSED as error:
             # Parts that one host kept while it was out of the job: the others have saved the step again.
             is_part = isinstance(self._tiers.places[holders[0].number], HostStore)
             if isinstance(error, SupersededError) and is_part and self._target.is_good(step):
-                self._give_up(step, holders, error)
-                return True
+                return self._give_up(step, holders, error)
             self.refused[step] = str(error)
             self._note_refusal(step, holders)
             _log.error("step %d is not promoted to %s: %s", step, self.url, error)
-            return True
+            return None
         self._parts.discard(step)
-        self._tidy(step, running=[other for other in waiting if other != step])
-        return True
+        return self._tidy(step, running=[other for other in waiting if other != step])
 
     def _meet(self, held: Sequence[Held]) -> None:
         if self._met:
