@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
@@ -226,6 +227,43 @@ def test_text_that_describes_no_base_is_named(kind: str) -> None:
     del state["base_model"]
     with pytest.raises(StateMismatchError, match="'base_model' describes no base model"):
         app.load_state_dict(state)
+
+
+WRONG = {
+    "no base": {"base_model": "x"},
+    "another base": {
+        "base_model": BaseModel(None, dict.fromkeys(["body.weight", "last.weight"], "01234567")).as_text()
+    },
+    "no scheduler": {"schedulers": ()},
+    "two schedulers": {"schedulers": ({}, {})},
+}
+
+
+def leaves(app: Any) -> list[Any]:
+    found = torch.utils._pytree.tree_leaves(app.state_dict())
+    return [each.tolist() if isinstance(each, torch.Tensor) else each for each in found]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("trainable_only", [True, False])
+def test_nothing_is_restored_if_the_base_or_the_schedulers_differ(wrong: str, trainable_only: bool) -> None:
+    if not trainable_only and "base_model" in WRONG[wrong]:
+        return
+    apps = []
+    for seed in (1, 2):
+        net, optimizer = run(seed)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for _ in range(seed):
+            train(net, optimizer)
+            scheduler.step()
+        apps.append(app_state(net, optimizer, scheduler=scheduler, trainable_only=trainable_only, step=seed))
+    other, app = apps
+    before = leaves(app)
+    with pytest.raises(StateMismatchError):
+        app.load_state_dict({**copy.deepcopy(other.state_dict()), **WRONG[wrong]})
+    assert leaves(app) == before
+    app.load_state_dict(copy.deepcopy(other.state_dict()))
+    assert leaves(app) == leaves(other)
 
 
 def test_names_in_the_text_are_printable_and_unknown_entries_ignored() -> None:

@@ -268,15 +268,11 @@ class AppState:
         absent = state_dict.absent if isinstance(state_dict, PartialState) else []
         with collector_paused():
             names = self._names()
+            kept = self._check(names, state_dict)
             if self._optimizers:
                 self._restore_optimizers(names, state_dict.get("optimizer", {}), absent)
-            self._restore_models(names, state_dict, ())
-        states = state_dict.get("schedulers", ())
-        if len(states) != len(self._schedulers):
-            raise StateMismatchError(
-                "schedulers", [f"{len(states)} were saved, there are {len(self._schedulers)}; pass as many as then"]
-            )
-        for scheduler, state in zip(self._schedulers, states, strict=True):
+            self._restore_models(names, state_dict, kept)
+        for scheduler, state in zip(self._schedulers, state_dict.get("schedulers", ()), strict=True):
             scheduler.load_state_dict(state)
         for name, value in in_shared_order(self._values):
             self._restore_value(name, value, state_dict)
@@ -343,6 +339,14 @@ class AppState:
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))
         self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))
 
+    def _check(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> Collection[str]:
+        """Raise before anything is restored; return the model's names that are not in the state dict."""
+        del names
+        saved, present = len(state.get("schedulers", ())), len(self._schedulers)
+        if saved != present:
+            raise StateMismatchError("schedulers", [f"{saved} were saved, there are {present}; pass as many as then"])
+        return ()
+
     def _restore_models(self, names: Sequence[ModelNames], state: Mapping[str, Any], kept: Collection[str]) -> None:
         for part, of_part in zip(self._parts, names, strict=True):
             mine = state["model"]
@@ -350,6 +354,8 @@ class AppState:
                 mine = {name: value for name, value in mine.items() if name in of_part.raw_keys}
             if mine or of_part.raw_keys:
                 self.report.merge(restore_model(part, of_part, mine, self._options, kept=kept).report)
+        for name in kept:
+            self.report.initialised.pop(f"{GROUPS}.{name}", None)
 
     def _restore_value(self, name: str, value: Any, state: Mapping[str, Any]) -> None:
         if isinstance(value, PerRank):
@@ -417,15 +423,13 @@ class _TrainableState(AppState):
         tensors = [each for part in names for each in part.tensors.items()]
         return frozen | {name for name, tensor in tensors if not isinstance(tensor, nn.Parameter)}
 
-    def _restore_models(self, names: Sequence[ModelNames], state: Mapping[str, Any], kept: Collection[str]) -> None:
+    def _check(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> Collection[str]:
         if any(adapter.gathers for part in names for adapter in part.adapters):
             self._frozen_values.forget()
         frozen, found = self._find_base(names, {**state, "model": self._model_states(names)})
         known = None if self._in_stages else {name for part in names for name in part.raw_keys}
         BaseModel.from_text(state.get(_BASE)).check(found, known, strict=self._options.strict)
-        super()._restore_models(names, state, self._left_out(names, frozen).union(kept))
-        for name in frozen:
-            self.report.initialised.pop(f"{GROUPS}.{name}", None)
+        return self._left_out(names, frozen).union(super()._check(names, state))
 
 
 def _reported_name(path: Sequence[Any]) -> str:
