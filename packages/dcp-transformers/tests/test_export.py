@@ -15,6 +15,8 @@ import transformers
 from safetensors import safe_open
 
 from dcp_core import save
+from dcp_core.errors import UnsupportedFormatError
+from dcp_format import convert
 from dcp_state import app_state
 from dcp_transformers import export_model
 from dcp_transformers.export import describe_model
@@ -123,3 +125,30 @@ def test_a_checkpoint_without_a_model_of_transformers(tmp_path: Path) -> None:
     assert describe_model(torch.nn.Linear(1, 1)) == {}
     with pytest.raises(ValueError, match="the class of its model is None"):
         export_model(saved(torch.nn.Linear(2, 2), tmp_path), tmp_path / "hub")
+
+
+DESCRIPTION: Any = json.loads(describe_model(MODELS["tied"]())["description"])
+FOREIGN = [
+    *("", "{", "null", "7", '"x"', "[]", "{}", "\0", "NaN", "a description", "\ufeff{}", "[" * 100_000),
+    *(json.dumps(DESCRIPTION)[:-5], *(json.dumps({**DESCRIPTION, "config": each}) for each in ([], "x", None, 3))),
+    *(json.dumps({**DESCRIPTION, "class": each}) for each in ("pipeline", "Trainer", "__name__", "GPT2Config")),
+    *(
+        json.dumps({**DESCRIPTION, "adapters": each})
+        for each in (["x"], {"x": None}, {"x": {}}, {"x": {"peft_type": 1}})
+    ),
+    *(json.dumps({**DESCRIPTION, "generation_config": each}) for each in (["x"], "x", 3)),
+    *(json.dumps({**DESCRIPTION, "config": {**DESCRIPTION["config"], "n_embd": each}}) for each in ("x", -1, None, {})),
+    *(json.dumps({name: each for name, each in DESCRIPTION.items() if name != lost}) for lost in DESCRIPTION),
+]
+
+
+@pytest.mark.parametrize("to_peft", [False, True])
+def test_text_that_describes_no_model_is_named(tmp_path: Path, *, to_peft: bool) -> None:
+    pytest.importorskip("peft")
+    for text in (*FOREIGN, 3, None, ["x"], {"class": "x"}, torch.ones(3)):
+        place = tmp_path / "checkpoint-1"
+        save({"app": {"model": {"x": torch.ones(1)}}, "description": text}, checkpoint_id=place)
+        with pytest.raises(UnsupportedFormatError, match="describe") as caught:
+            convert(place, tmp_path / "hub", format="peft") if to_peft else export_model(place, tmp_path / "hub")
+        assert str(place) in str(caught.value), text
+    assert not (tmp_path / "hub").exists()

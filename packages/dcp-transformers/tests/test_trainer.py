@@ -14,8 +14,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from dcp_core import load_keys
-from dcp_core.errors import CheckpointNotFoundError
+from dcp_core import load_keys, save
+from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_manager import KeepLast
 from dcp_transformers import manage_checkpoints
 
@@ -258,3 +258,25 @@ def test_what_cannot_be_managed_is_refused(make_trainer: Make) -> None:
         manage_checkpoints(trainer)
     with pytest.raises(AttributeError, match="object has no _save_checkpoint"):
         manage_checkpoints(object())
+
+
+STATE: Any = {"best_model_checkpoint": None, "global_step": 4}
+SAVED: Any = {"state": STATE, "only_model": False, "batch": 3}
+FOREIGN = [
+    *("", "{", "null", "7", '"x"', "[]", "{}", "\0", "NaN", "a state", "\ufeff{}", "[" * 100_000),
+    *(json.dumps(SAVED)[:-5], *(json.dumps({**SAVED, "state": each}) for each in ([], "x", None, 3, {}))),
+    *(json.dumps({name: each for name, each in SAVED.items() if name != lost}) for lost in SAVED),
+    *(json.dumps({**SAVED, "state": {**STATE, "best_model_checkpoint": each}}) for each in (3, True)),
+    json.dumps({**SAVED, "state": {**STATE, "since": 2}}),
+    *(3, None),
+]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_text_that_is_no_state_of_a_trainer_is_named(make_trainer: Make, tmp_path: Path, *, given: bool) -> None:
+    place = tmp_path / "run" / "checkpoint-4"
+    for text in FOREIGN:
+        save({"trainer": text}, checkpoint_id=place)
+        with pytest.raises(UnsupportedFormatError, match="its entry 'trainer' is no Trainer's state") as caught:
+            resume(make_trainer, "run", place if given else True)
+        assert str(place) in str(caught.value), text

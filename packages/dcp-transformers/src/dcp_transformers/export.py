@@ -159,20 +159,27 @@ def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
     return _described_model(text, os.fspath(checkpoint_id))
 
 
-def _described_model(description: str, where: str) -> Any:
+def _described_model(description: Any, where: str) -> Any:
     """Return a model like the described one, on the meta device, with its adapters."""
     import transformers  # noqa: PLC0415 - see above
 
-    said = json.loads(description)
-    kind = getattr(transformers, str(said["class"]), None)
-    if kind is None:
-        text = f"the class of its model is {said['class']}, which transformers does not have: pass one as model=…"
-        raise ValueError(f"{where}: {text}")
-    with torch.device("meta"):
-        model = kind(kind.config_class.from_dict(said["config"]))
-    if said["generation_config"]:
-        model.generation_config = transformers.GenerationConfig.from_dict(said["generation_config"])
-    return _with_adapters(model, said.get("adapters", {}))
+    try:
+        said = json.loads(description)
+        kind = getattr(transformers, str(said["class"]), None)
+        if kind is not None:
+            with torch.device("meta"):
+                model = kind(kind.config_class.from_dict(said["config"]))
+            if said["generation_config"]:
+                model.generation_config = transformers.GenerationConfig.from_dict(said["generation_config"])
+            return _with_adapters(model, said.get("adapters", {}))
+    except ImportError:
+        raise
+    except Exception as error:  # constructors of transformers and PEFT raise errors of all kinds
+        text = f"its entry {_DESCRIPTION!r} describes no model ({type(error).__name__}: {error}): describe_model did "
+        text += "not write it, it is damaged, or other versions of transformers and PEFT are needed"
+        raise UnsupportedFormatError(f"{where}: {text}") from error
+    text = f"the class of its model is {said['class']}, which transformers does not have: pass one as model=…"
+    raise ValueError(f"{where}: {text}")
 
 
 def _with_adapters(model: Any, adapters: dict[str, dict[str, Any]]) -> Any:

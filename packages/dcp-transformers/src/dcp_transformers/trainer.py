@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_callback import ExportableState, TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
 
 from dcp_async import AsyncSaver
 from dcp_base.logs import library_logger
 from dcp_core import PerRank, load
 from dcp_core.arguments import absolute_id
+from dcp_core.errors import UnsupportedFormatError
 from dcp_manager import CheckpointManager, CheckpointRecord, KeepAll, KeepLast, KeepPolicy
 from dcp_manager.background import Saver
 from dcp_state import RandomState, app_state
@@ -143,12 +144,19 @@ class _Run:
             load(said, checkpoint_id=self._source)
         if self._source is None:
             return resume
-        self._saved = json.loads(said["trainer"])
+        try:
+            self._saved = json.loads(said["trainer"])
+            state, _, _ = (self._saved[name] for name in ("state", "only_model", "batch"))
+            if "://" in (state["best_model_checkpoint"] or ""):  # the Trainer expects a local directory
+                state["best_model_checkpoint"] = None
+            (folder / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            TrainerState.load_from_json(os.fspath(folder / _STATE_FILE))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            source = self._source if isinstance(self._source, str) else self._manager.checkpoint_id(self._source)
+            text = f"its entry 'trainer' is no Trainer's state ({type(error).__name__}: {error}): manage_checkpoints "
+            text += "did not write it, or it is damaged. Resume from another checkpoint"
+            raise UnsupportedFormatError(f"{source}: {text}") from error
         _warn_of_batch(self._trainer, self._saved)
-        state = self._saved["state"]
-        if "://" in (state["best_model_checkpoint"] or ""):  # the Trainer expects a local directory
-            state["best_model_checkpoint"] = None
-        (folder / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         return os.fspath(folder)
 
     def methods(self) -> dict[str, Callable[..., None]]:
