@@ -115,26 +115,65 @@ def test_the_oldest_go(ranks: Any, small_disk: Path, saver: str | None) -> None:
     assert found[0] == [*range(400 - 10 * (len(found[0]) - 1), 401, 10)]
 
 
+def linking(path: Any) -> dcp.FileSystemWriter:
+    return dcp.FileSystemWriter(path, deduplicate=True)
+
+
+def used(root: Path) -> int:
+    facts = [file.stat() for file in root.glob("step-*/*")]
+    return sum({one.st_ino: one.st_size for one in facts}.values())
+
+
 @pytest.mark.parametrize("linked", [True, False])
 def test_nothing_is_removed_that_would_not_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
 ) -> None:
-    """Checkpoints that share their files free nothing; others free too little, where somebody has filled the disk."""
-
-    def writer(path: Any) -> dcp.FileSystemWriter:
-        return dcp.FileSystemWriter(path, deduplicate=linked)
-
-    with CheckpointManager(tmp_path, writer=writer) as manager:
+    """Old checkpoints whose files others have free nothing; others free too little, where somebody fills the disk."""
+    with CheckpointManager(tmp_path, writer=linking) as manager:
         for step in range(1, 5):
-            manager.save(step, {"weight": state(0)["weight"], "step": step})
-    held = sum(file.stat().st_size for file in tmp_path.glob("step-*/*"))
+            manager.save(step, {"weight": state(0 if linked else step)["weight"], "step": step})
+    held = used(tmp_path)
     monkeypatch.setattr(_Free, "of", lambda _: _Free(bytes=0 if linked else VALUES * 4 - held))
     with (
-        CheckpointManager(tmp_path, on_full="drop_oldest", writer=writer) as manager,
+        CheckpointManager(tmp_path, on_full="drop_oldest") as manager,
         pytest.raises(StorageError, match="no older checkpoint can be removed that would free enough"),
     ):
         manager.save(5, state(0))
     assert saved(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("on_full", ["pause", "drop_oldest"])
+def test_a_save_that_links_most_files_needs_little_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_full: Any
+) -> None:
+    """The disk has room for half a checkpoint, and later for a tenth, while a save has a hundredth of its bytes."""
+    monkeypatch.setattr(_Free, "of", lambda _: _Free(bytes=room - used(tmp_path)))
+    room = 1 << 30
+    with CheckpointManager(tmp_path, on_full=on_full, writer=linking, timeout_seconds=2) as manager:
+        manager.save(1, state(0))
+        manager.save(2, state(0))
+        own = used(tmp_path) - VALUES * 4
+        room = VALUES * 6
+        for step in (3, 4):
+            manager.save(step, state(0))
+        assert own < VALUES * 4 // 10
+        assert saved(tmp_path) == [1, 2, 3, 4]
+        if on_full == "drop_oldest":
+            room = used(tmp_path)
+            manager.save(5, state(0))
+            assert saved(tmp_path)[-3:] == [3, 4, 5]
+
+
+def test_a_compressing_save_needs_what_the_last_one_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = 1 << 30
+    monkeypatch.setattr(_Free, "of", lambda _: _Free(bytes=room))
+    with CheckpointManager(
+        tmp_path, on_full="drop_oldest", writer=lambda path: dcp.FileSystemWriter(path, compression="zstd")
+    ) as manager:
+        manager.save(1, state(0))
+        room = VALUES * 2
+        manager.save(2, state(0))
+    assert saved(tmp_path) == [1, 2]
 
 
 @pytest.mark.parametrize("saver", [None, "thread"])

@@ -131,7 +131,7 @@ class CheckpointManager:
         self._reasons = SaveAny(tuple(part for part in parts if not part.same_everywhere))
         self._alert = Alert(self._ranks, self._has_reason)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
-        self._room = None if on_full == "fail" else Room(on_full, self._catalogue, self._ranks)
+        self._room = None if on_full == "fail" else Room(on_full, self._catalogue, self._ranks, is_exact=writer is None)
         self._limits = _TimeLimits(self._watch, preemption_timeout_seconds, close_timeout_seconds, timeout_seconds)
         self._tolerance = Tolerance(self._ranks, tolerated_failures, self.checkpoint_id)
         self._requested = False

@@ -61,7 +61,7 @@ class Preflight:
     """Result of `preflight`, the same on all ranks."""
 
     bytes_per_save: int
-    """Bytes of one checkpoint, including its index; an upper bound if the writer compresses."""
+    """Bytes of one checkpoint, including its index; an upper bound if the writer compresses or links."""
     files_per_save: int
     free_bytes: int | None
     """In the root, for this user; None if the storage has no such limit."""
@@ -368,10 +368,12 @@ class Room:
     """Room for the next save in a local root. Made on every rank.
 
     `pause` lets the ranks wait until there is room; `drop_oldest` removes the oldest checkpoints, but never one without
-    which the run could lose progress.
+    which the run could lose progress. Unless the estimate `is_exact`, a save needs as much as the newest checkpoint
+    would free: links and compression are not in the estimate.
     """
 
-    def __init__(self, on_full: OnFull, catalogue: Catalogue, ranks: Ranks) -> None:
+    def __init__(self, on_full: OnFull, catalogue: Catalogue, ranks: Ranks, *, is_exact: bool) -> None:
+        self._is_exact = is_exact
         self._drops = on_full == "drop_oldest"
         self._catalogue = catalogue
         self._ranks = ranks
@@ -387,9 +389,9 @@ class Room:
         group, alone = self._ranks.process_group, self._ranks.no_dist
         if self._bytes is None:
             self._bytes = estimate(state, checkpoint_id=checkpoint_id, process_group=group, no_dist=alone).bytes
-        needed = self._bytes * (1 + len(running))
+        saves = 1 + len(running)
         started, seconds, told_after = time.monotonic(), min(_LOOK_SECONDS, self._ranks.timeout_seconds / 4), 0.0
-        while not self._ranks.decide("make room", partial(self._look, needed, running, 0.0 if hurry else seconds)):
+        while not self._ranks.decide("make room", partial(self._look, saves, running, 0.0 if hurry else seconds)):
             waited = time.monotonic() - started
             if hurry:
                 return
@@ -398,12 +400,19 @@ class Room:
                 _log.warning(
                     "%s is full: training waits for %s of room, for %.0f s now",
                     self._catalogue.store.url,
-                    printable_bytes(needed),
+                    printable_bytes(self._needed_bytes(saves)),
                     waited,
                 )
 
-    def _look(self, needed: int, running: Collection[int], seconds: float) -> bool:
-        end = time.monotonic() + seconds
+    def _needed_bytes(self, saves: int) -> int:
+        estimated = self._bytes or 0
+        newest = None if self._is_exact else self._catalogue.highest()
+        if newest is not None:
+            estimated = min(estimated, _freed_bytes([self._catalogue.store_of(newest.step)]))
+        return estimated * saves
+
+    def _look(self, saves: int, running: Collection[int], seconds: float) -> bool:
+        end, needed = time.monotonic() + seconds, self._needed_bytes(saves)
         while True:
             free = _Free.of(self._catalogue.store).bytes
             if free is None or free >= needed:
