@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import nn
 from dcp_core import load, load_keys, save
 from dcp_ranks import CheckpointException
 from dcp_ranks.testing.ranks import RankPool
-from dcp_state import TrainableOnly, app_state
+from dcp_state import TrainableOnly, app_state, base_model
+from dcp_state.app import _FROZEN
+from dcp_state.base_model import _part
 from integration_tests.state.nets import Run, build
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor instead:FutureWarning")
@@ -100,3 +103,33 @@ def differing_base(kind: str, folder: str) -> str:
 def test_a_rank_with_other_frozen_values_is_named(ranks: RankPool, tmp_path: Path) -> None:
     for message in ranks.run(2, differing_base, "ddp", str(tmp_path / "first")):
         assert "'layers.0.up.bias' has another value on rank 1" in message
+
+
+def change_between_saves(kind: str, folder: str) -> int:
+    """Save, train, save, change the frozen values without torch's count, save, and save with new digests."""
+    run = build(kind, "frozen")
+    computed: list[str] = []
+    with mock.patch.object(base_model, "_part", lambda name, *rest: computed.append(name) or _part(name, *rest)):
+        save({"app": _app(run, kind)}, checkpoint_id=f"{folder}/first")
+        count = len(computed)
+        run.step(0)
+        save({"app": _app(run, kind)}, checkpoint_id=f"{folder}/trained")
+        unchanged = len(computed) - count
+    for part in run.parts:
+        for parameter in part.parameters():
+            if not parameter.requires_grad:
+                parameter.data.mul_(2)
+    save({"app": _app(run, kind)}, checkpoint_id=f"{folder}/changed")
+    _FROZEN.clear()
+    save({"app": _app(run, kind)}, checkpoint_id=f"{folder}/again")
+    return unchanged
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp1-hybrid", "fsdp2", "tp"])
+def test_frozen_values_that_change_between_saves_have_new_digests(ranks: RankPool, tmp_path: Path, kind: str) -> None:
+    assert ranks.run(2, change_between_saves, kind, str(tmp_path)) == [0, 0]
+    names = ("first", "trained", "changed", "again")
+    first, trained, changed, again = (
+        load_keys("app.base_model", checkpoint_id=tmp_path / name, no_dist=True)["app"]["base_model"] for name in names
+    )
+    assert first == trained != changed == again

@@ -400,7 +400,7 @@ class _TrainableState(AppState):
         stepped = state.get("optimizer", {}).get(STATE, {})
         trained = {name for name in frozen if aliases.get(name, name) in stepped}
         together = self._in_stages or any(is_sharded(state["model"][name]) for name in frozen)
-        frozen, stale = self._frozen_values.agree(frozen, trained, names, together=together)
+        frozen, stale = self._frozen_values.agree(frozen, trained, state["model"], names, together=together)
         tensors = None
         if self._only.digest:
             if stale:

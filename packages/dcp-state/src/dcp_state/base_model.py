@@ -180,7 +180,13 @@ class FrozenValues:
     _of: frozenset[str] = frozenset()
 
     def agree(
-        self, frozen: set[str], trained: set[str], names: Sequence[ModelNames], *, together: bool
+        self,
+        frozen: set[str],
+        trained: set[str],
+        values: Mapping[str, Any],
+        names: Sequence[ModelNames],
+        *,
+        together: bool,
     ) -> tuple[set[str], bool]:
         """Return the names that are frozen on all ranks, and whether digests have to be computed.
 
@@ -191,7 +197,7 @@ class FrozenValues:
         """
         own = frozen & trained
         stale = frozen - own != self._of or any(
-            name not in self._known or self._known[name][0] != _mark(name, names)
+            name not in self._known or self._known[name][0] != _mark(name, values[name], names)
             for name in _first_names(frozen - own, names)
         )
         if together:
@@ -209,7 +215,7 @@ class FrozenValues:
         def mine() -> dict[str, Parts]:
             parts = {}
             for name in _first_names(frozen, names):
-                mark = _mark(name, names)
+                mark = _mark(name, values[name], names)
                 if name not in self._known or self._known[name][0] != mark:
                     self._known[name] = mark, _parts(name, values[name])
                 parts[name] = self._known[name][1]
@@ -237,14 +243,15 @@ def _first_names(chosen: set[str], names: Sequence[ModelNames]) -> list[str]:
     return sorted(chosen - {alias for part in names for alias in part.aliases})
 
 
-def _mark(name: str, names: Sequence[ModelNames]) -> Hashable:
+def _mark(name: str, value: Any, names: Sequence[ModelNames]) -> Hashable:
     """Return a value that changes with the tensor, as far as torch counts changes.
 
     FSDP1 has its values in flat parameters, whose counts change with the trainable ones in them.
     """
     tensor = next((part.tensors[name] for part in names if name in part.tensors), None)
     if tensor is None or any(adapter.gathers for part in names for adapter in part.adapters):
-        return "unknown"
+        held = local_tensor(name, value)
+        return None if held is None else tuple(_sample(shard.get()) for shard in held.shards)
     local = unwrapped(tensor)
     if is_dtensor(local):
         local = local._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
