@@ -194,18 +194,40 @@ def test_no_base_is_looked_for_below_the_parent_directory(tmp_path: Path) -> Non
     assert links(save_to(tmp_path / "step-1", values(1)), base) == 0
 
 
-def test_nothing_is_linked_to_files_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They could change the files later; a base that is named is used."""
+@pytest.mark.parametrize(
+    ("field", "bits", "linked"), [("st_uid", 1, 0), ("st_gid", 1, 0), ("st_mode", 0o040, 0), ("st_mode", 0o020, 8)]
+)
+def test_nothing_is_linked_to_files_of_other_users_or_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, bits: int, linked: int
+) -> None:
+    """Others could change the files later, or not read the new checkpoint; a base that is named is used."""
     base, real = save_to(tmp_path / "step-0", values(0)), os.stat
     monkeypatch.setattr(deduplication, "_last", {})
 
     def stat(path: Any, **options: Any) -> Any:
         found = real(path, **options)
-        return SimpleNamespace(st_uid=found.st_uid + 1) if path == str(base) else found
+        facts = {name: getattr(found, name) for name in ("st_uid", "st_gid", "st_mode")}
+        return SimpleNamespace(**facts | {field: facts[field] ^ bits}) if path == str(base) else found
 
     monkeypatch.setattr(os, "stat", stat)
-    assert links(save_to(tmp_path / "step-1", values(1)), base) == 0
+    assert links(save_to(tmp_path / "step-1", values(1)), base) == linked
     assert links(save_to(tmp_path / "step-2", values(2), deduplicate=base), base) == 8
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations((0o077, 0o027, 0o022), 2)])
+def test_all_files_have_the_permissions_of_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, after: int
+) -> None:
+    old = os.umask(before)
+    try:
+        for step, umask in enumerate((before, after, after)):
+            os.umask(umask)
+            path = save_to(tmp_path / f"step-{step}", values(step))
+            monkeypatch.setattr(deduplication, "_last", {})  # as the next process
+            assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o666 & ~umask}
+        assert links(path, tmp_path / "step-1") == 8
+    finally:
+        os.umask(old)
 
 
 @pytest.mark.parametrize("off", [False, None, ""])

@@ -61,7 +61,7 @@ class Preflight:
     """Result of `preflight`, the same on all ranks."""
 
     bytes_per_save: int
-    """Bytes of one checkpoint, including its index; an upper bound if the writer compresses or links."""
+    """Bytes of one checkpoint, including its index; an upper bound if the writer compresses."""
     files_per_save: int
     free_bytes: int | None
     """In the root, for this user; None if the storage has no such limit."""
@@ -368,8 +368,7 @@ class Room:
     """Room for the next save in a local root. Made on every rank.
 
     `pause` lets the ranks wait until there is room; `drop_oldest` removes the oldest checkpoints, but never one without
-    which the run could lose progress. Unless the estimate `is_exact`, a save needs as much as the newest checkpoint
-    would free: links and compression are not in the estimate.
+    which the run could lose progress.
     """
 
     def __init__(self, on_full: OnFull, catalogue: Catalogue, ranks: Ranks, *, is_exact: bool) -> None:
@@ -405,6 +404,7 @@ class Room:
                 )
 
     def _needed_bytes(self, saves: int) -> int:
+        # The estimate has no links and no compression, but the newest checkpoint has.
         estimated = self._bytes or 0
         newest = None if self._is_exact else self._catalogue.highest()
         if newest is not None:

@@ -340,8 +340,7 @@ class AppState:
         self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))
 
     def _check(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> Collection[str]:
-        """Raise before anything is restored; return the model's names that are not in the state dict."""
-        del names
+        del names  # of the model, of which those that stay as they are would be returned
         saved, present = len(state.get("schedulers", ())), len(self._schedulers)
         if saved != present:
             raise StateMismatchError("schedulers", [f"{saved} were saved, there are {present}; pass as many as then"])

@@ -141,12 +141,9 @@ class Promotion:
         """The last arrived step, if it was not tidied for."""
         self.refused: dict[int, str] = {}
         """Steps that cannot be promoted, with reasons."""
-        self._aside: set[int] = set()
-        """Steps that fail while others arrive; they are tried after the others."""
-        self._failures = 0
-        """In succession, without a byte sent."""
-        self._suspect: int | None = None
-        """A step that failed before another one arrived."""
+        self._aside: set[int] = set()  # steps that fail while others arrive: they are retried after the others
+        self._failures = 0  # in succession, without a byte sent
+        self._suspect: int | None = None  # a step that failed before another one arrived
         self.progressed_seconds = time.monotonic()
         """Monotonic time of the last bytes, or with nothing pending."""
         self.problem: str | None = None
@@ -203,9 +200,8 @@ class Promotion:
     def promote_next(self) -> bool:
         """Promote the lowest pending step; return False if there is none.
 
-        A step that cannot be promoted goes to `refused`, with an event, and is not retried. A step that fails while
-        others arrive is retried after them. A host's part is skipped if the tier has a later save. Retry after OSError
-        or DcpError.
+        A step that cannot be promoted goes to `refused`, with an event, and is not retried. A host's part is skipped if
+        the tier has a later save. Retry after OSError or DcpError.
         """
         held = self._sources.look(afresh=False)
         if not self._compared:
@@ -235,13 +231,13 @@ class Promotion:
         return True
 
     def _may_skip(self, error: Exception) -> bool:
-        """Return False for failures of the whole storage, and for parts of hosts, which are to arrive in order."""
+        # Not if the whole storage fails. Parts of hosts arrive in order.
         is_full = isinstance(error, OSError) and error.errno in _FULL
         places = self._tiers.places[: self._number]
         return not (is_full or isinstance(error, StorageError) or any(isinstance(one, HostStore) for one in places))
 
     def _try_another(self, failed: int, held: Sequence[Held], waiting: Sequence[int], error: Exception) -> None:
-        """Promote another step, or raise `error`. A step that fails again after this one is at fault itself."""
+        # A step that fails again after another one has arrived is at fault itself.
         if failed == self._suspect and failed not in self._aside:
             self._aside.add(failed)
             self._failures = 0

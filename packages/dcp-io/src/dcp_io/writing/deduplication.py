@@ -122,11 +122,16 @@ class Deduplication:
 
 
 def _siblings(store: SupportsLinks) -> Iterator[LocalStore]:
-    # Highest step first. Other users may change the files of theirs.
+    # Highest step first. Other users may change the files of theirs, and a link has the permissions of its file.
     if isinstance(store, LocalStore):
-        parent, user = store.parent(), os.stat(store.path).st_uid
+        parent, access = store.parent(), _access(store)
         names = sorted(parent.folders(), key=lambda name: (step_of(name) or 0, name), reverse=True)
-        yield from (child for child in map(parent.child, names) if os.stat(child.path).st_uid == user)
+        yield from (child for child in map(parent.child, names) if _access(child) == access)
+
+
+def _access(store: LocalStore) -> tuple[int, int, int]:
+    facts = os.stat(store.path)
+    return facts.st_uid, facts.st_gid, facts.st_mode & 0o555
 
 
 def _packed(requests: dict[int, _Hashed], limit: int) -> list[list[int]]:
