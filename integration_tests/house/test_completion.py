@@ -52,7 +52,8 @@ def test_type_checkers_see_what_is_imported_on_first_use(path: Path) -> None:
     """The imports for type checkers, each an explicit re-export, and those on first use are of the same names."""
     tree = ast.parse(path.read_text())
     (checked,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    again = {node.value.id: node.targets[0].id for node in checked.body if isinstance(node, ast.Assign)}
+    assigned = [node for node in checked.body if isinstance(node, ast.Assign)]
+    again = {ast.unparse(node.value): ast.unparse(node.targets[0]) for node in assigned}
     at_once = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "dcp_base.imports"]
     aliases = [
         (node.module, alias)
