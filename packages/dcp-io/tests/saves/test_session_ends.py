@@ -75,16 +75,26 @@ def test_a_file_that_cannot_be_deleted_is_logged_and_all_others_are_deleted(tmp_
     assert caplog.text.count("could not remove") == caplog.text.count(f"{store.failing} stays") == 1
 
 
-def test_files_are_deleted_when_the_system_allows_no_more_threads(tmp_path, monkeypatch):
+@pytest.mark.parametrize("allowed", [0, 3])
+def test_files_are_deleted_when_the_system_allows_no_more_threads(tmp_path, monkeypatch, caplog, allowed):
     store = LocalStore(tmp_path / "checkpoint")
     session, _ = many_files(store)
+    foreign = f"__0_1.{session.save_id}.distcp"
+    store.publish(foreign, b"no file of a save")
+    real, started = threading.Thread.start, []
 
-    def start(_):
-        raise RuntimeError("can't start new thread")
+    def start(thread):
+        if len(started) == allowed:
+            for each in started:
+                each.join()
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
     session.abort()
-    assert store.list() == []
+    assert [entry.name for entry in store.list()] == [foreign]
+    assert caplog.text.count(f"{foreign!r} in") == 1
 
 
 def test_abort_after_publishing_keeps_the_checkpoint(store, helpers):

@@ -108,7 +108,7 @@ def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_
 def remove_own(store: Store, sizes: Mapping[str, int], errors: _Errors = None) -> list[str]:
     """Remove files of saves; returns the other files' names. Raises OSError, unless it fills `errors`."""
     kinds = {name: own.kind for name in sizes if (own := own_name(name)) is not None}
-    left = [name for name in sizes if name not in kinds]
+    left = {name for name in sizes if name not in kinds}
     remove = partial(_remove, store, left, errors)
     for kind in ("index", "data", "note"):
         files = [(name, sizes[name]) for name in kinds if kinds[name] == kind]
@@ -117,17 +117,17 @@ def remove_own(store: Store, sizes: Mapping[str, int], errors: _Errors = None) -
             run_together([partial(remove, files[first::streams]) for first in range(streams)])
         except RuntimeError:  # the system allows no more threads
             remove(files, StopSignal())
-    return left
+    return sorted(left)
 
 
-def _remove(store: Store, left: list[str], errors: _Errors, files: Iterable[tuple[str, int]], stop: StopSignal) -> None:
+def _remove(store: Store, left: set[str], errors: _Errors, files: Iterable[tuple[str, int]], stop: StopSignal) -> None:
     for name, size in files:
         stop.check()
         try:
             if is_own_file(store, name, size):
                 store.delete(name)
             else:
-                left.append(name)
+                left.add(name)
         except CheckpointNotFoundError:
             pass
         except (OSError, DcpError) as error:
