@@ -104,10 +104,12 @@ def measure(settings: Sequence[Setting], processes: int) -> list[Result]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
     store = launcher_store()
-    share = -(-max(setting.ranks for setting in settings) // processes)
+    counts = [setting.ranks for setting in settings]
+    processes = min(processes, *counts)
+    share = -(-max(counts) // processes)
     # One process imports PyTorch, and is copied: hundreds that import it need more memory than most machines have.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["dcp_ranks", "torch.distributed", "rich.table"])  # a name `__main__` is ignored
     players = []
     try:
         for number in range(processes):

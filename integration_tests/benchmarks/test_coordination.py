@@ -57,6 +57,14 @@ def test_the_formulas_hold(leaders: bool) -> None:
     check(32, result.load, leaders=leaders)
 
 
+def test_the_command_imports_pytorch_in_one_process_that_it_copies() -> None:
+    options = ("--ranks", "2", "--processes", "3", "--rounds", "1")
+    command = [sys.executable, "-X", "importtime", "-m", "integration_tests.benchmarks.coordination", *options]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True)
+    imports = re.findall(r"\| +torch$", printed.stderr, re.MULTILINE)
+    assert len(imports) == 2  # the command itself, and the copied process
+
+
 def sockets_to_the_store() -> tuple[int, int]:
     """Connections of this rank to the store during an operation, and of all ranks to this rank's server."""
     assert dist.group.WORLD is not None
