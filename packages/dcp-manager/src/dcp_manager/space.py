@@ -457,6 +457,6 @@ def check_on_full(on_full: object, root: Any) -> None:
         raise ValueError(f"on_full is {on_full!r}, and the root has tiers: pass Tier(max_bytes=…, when_full=…) instead")
     if on_full != "fail" and scheme_of(root) != "file":
         raise ValueError(
-            f"on_full is {on_full!r}, and only a directory has free space that is known: {root} is none; for a place "
-            "per host or a further tier, pass Tiers with Tier(max_bytes=…, when_full=…)"
+            f"on_full is {on_full!r}, and only a directory has free space that is known: {os.fspath(root)!r} is "
+            "none; for a place per host or a further tier, pass Tiers with Tier(max_bytes=…, when_full=…)"
         )
