@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,7 +14,8 @@ from torch import nn
 
 from dcp_core import DefaultLoadPlanner, PerRank, load, save
 from dcp_core.planning.replicas import value_bytes
-from dcp_state import RandomState, StateDictOptions, StateMismatchError, app_state
+from dcp_state import RandomState, StateDictOptions, StateMismatchError, app_state, get_state_dict, set_state_dict
+from dcp_state.app import AppState
 from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
@@ -58,6 +60,57 @@ def test_names_are_canonical() -> None:
     assert list(state["optimizer"]["state"]) == list(state["model"])
     assert list(state["optimizer"]["hyperparameters"]) == list(state["model"])
     assert not optimizer.state
+
+
+MISFITS = {
+    "no model": {"model": {}},
+    "a model's tensor is missing": {"model": {"1.bias": None}},
+    "a model's tensor is unknown": {"model": {"2.bias": torch.ones(2)}},
+    "a model's tensor has another shape": {"model": {"1.bias": torch.ones(3)}},
+    "no state of the optimizer": {"optimizer": {"state": {}}},
+    "a state of the optimizer has another shape": {"optimizer": {"state": {"0.bias": {"exp_avg": torch.ones(9)}}}},
+    "no scheduler": {"schedulers": ()},
+    "the base": {"base_model": "text of others"},
+}
+
+
+def changed(state: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: changed(state[name], each) if isinstance(each, dict) and each else each for name, each in by.items()}
+    return {name: each for name, each in {**state, **inner}.items() if each is not None}
+
+
+def app_of(seed: int, *, trainable_only: bool) -> AppState:
+    net, optimizer, scheduler = run(seed)
+    if trainable_only:
+        net.append(nn.Linear(2, 2).requires_grad_(False))
+    train(net, optimizer, scheduler)
+    return app_state(net, optimizer, scheduler=scheduler, trainable_only=trainable_only)
+
+
+@pytest.mark.parametrize(
+    ("kind", "trainable_only"),
+    [(kind, only) for kind in MISFITS for only in (False, True) if only or kind != "the base"],
+)
+def test_state_that_does_not_fit_changes_nothing(kind: str, trainable_only: bool) -> None:
+    saved, app = (app_of(seed, trainable_only=trainable_only) for seed in (0, 1))
+    before = value_bytes(app.state_dict())
+    with pytest.raises(StateMismatchError):
+        app.load_state_dict(changed(saved.state_dict(), MISFITS[kind]))
+    assert value_bytes(app.state_dict()) == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MISFITS if "tensor" in kind])
+def test_a_model_that_does_not_fit_leaves_the_optimizer(kind: str) -> None:
+    net, optimizer, _ = run(0)
+    model, of_optimizer = copy.deepcopy(get_state_dict(net, optimizer))
+    optimizer.param_groups[0]["lr"] = 0.7
+    with torch.no_grad():
+        net[0].bias.fill_(3)
+    before = value_bytes(get_state_dict(net, optimizer))
+    misfit = changed({"model": model}, MISFITS[kind])["model"]
+    with pytest.raises(StateMismatchError):
+        set_state_dict(net, optimizer, model_state_dict=misfit, optim_state_dict=of_optimizer)
+    assert value_bytes(get_state_dict(net, optimizer)) == before
 
 
 def test_another_runs_state_is_copied() -> None:

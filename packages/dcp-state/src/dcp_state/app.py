@@ -9,7 +9,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures and mea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -24,7 +24,7 @@ from dcp_core.records.protocols import PartialState, in_shared_order, is_statefu
 from dcp_core.storage.byte_storage import collector_paused
 from dcp_state.base_model import BaseModel, FrozenValues, TrainableOnly, frozen_names, is_sharded, name_of_base
 from dcp_state.canonical_names import ModelNames, name_model, name_models, optimizer_names
-from dcp_state.model import model_state, restore_model
+from dcp_state.model import fit_model, model_state
 from dcp_state.optimizer.fitting import GROUPS, PARAM_NAMES, PARAMS, STATE, SavedOptimizer, is_bookkeeping, is_text
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_optimizers, restore_saved
@@ -73,10 +73,11 @@ def set_state_dict(
     with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
         optimizers = as_optimizers(optimizers)
+        load = fit_model(model, names, model_state_dict, options, may_be_empty=bool(optimizers))
         report = StateReport()
         if optimizers:
             report = restore_optimizers([(model, names)], optimizers, optim_state_dict, options)
-        keys = restore_model(model, names, model_state_dict, options, may_be_empty=bool(optimizers))
+        keys = load()
     keys.report.merge(report)
     return keys
 
@@ -269,9 +270,13 @@ class AppState:
         with collector_paused():
             names = self._names()
             kept = self._check(names, state_dict)
+            loads = self._fit_models(names, state_dict, kept)
             if self._optimizers:
                 self._restore_optimizers(names, state_dict.get("optimizer", {}), absent)
-            self._restore_models(names, state_dict, kept)
+            for load in loads:
+                self.report.merge(load().report)
+        for name in kept:
+            self.report.initialised.pop(f"{GROUPS}.{name}", None)
         for scheduler, state in zip(self._schedulers, state_dict.get("schedulers", ()), strict=True):
             scheduler.load_state_dict(state)
         for name, value in in_shared_order(self._values):
@@ -346,15 +351,17 @@ class AppState:
             raise StateMismatchError("schedulers", [f"{saved} were saved, there are {present}; pass as many as then"])
         return ()
 
-    def _restore_models(self, names: Sequence[ModelNames], state: Mapping[str, Any], kept: Collection[str]) -> None:
+    def _fit_models(
+        self, names: Sequence[ModelNames], state: Mapping[str, Any], kept: Collection[str]
+    ) -> list[Callable[[], IncompatibleKeys]]:
+        loads = []
         for part, of_part in zip(self._parts, names, strict=True):
             mine = state["model"]
             if len(self._parts) > 1:
                 mine = {name: value for name, value in mine.items() if name in of_part.raw_keys}
             if mine or of_part.raw_keys:
-                self.report.merge(restore_model(part, of_part, mine, self._options, kept=kept).report)
-        for name in kept:
-            self.report.initialised.pop(f"{GROUPS}.{name}", None)
+                loads.append(fit_model(part, of_part, mine, self._options, kept=kept))
+        return loads
 
     def _restore_value(self, name: str, value: Any, state: Mapping[str, Any]) -> None:
         if isinstance(value, PerRank):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def set_model_state_dict(
     options = check_options(options)
     with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
-        return restore_model(model, names, model_state_dict, options)
+        return fit_model(model, names, model_state_dict, options)()
 
 
 def model_state(
@@ -89,7 +89,7 @@ def model_state(
     return convert_tensors(state, options)
 
 
-def restore_model(
+def fit_model(
     model: nn.Module,
     names: ModelNames,
     state_dict: Mapping[str, Any],
@@ -97,8 +97,8 @@ def restore_model(
     *,
     may_be_empty: bool = False,
     kept: Collection[str] = (),
-) -> IncompatibleKeys:
-    """See `set_model_state_dict`; for a model with known names. Those that are `kept` may be missing."""
+) -> Callable[[], IncompatibleKeys]:
+    """See `set_model_state_dict`; for a model with known names. Returns the load. The names `kept` may be missing."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
@@ -113,31 +113,39 @@ def restore_model(
             raise StateMismatchError(
                 "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
             )
-    if not state_dict and may_be_empty:
-        return IncompatibleKeys.of([], [], StateReport())
+    if not state_dict and may_be_empty and not kept:
+        return lambda: IncompatibleKeys.of([], [], StateReport())
     plain = not any(adapter.gathers for adapter in names.adapters)
     if kept and not plain:  # FSDP1 loads whole units only
         state_dict = {**_some_of(model_state(model, names, options), kept), **state_dict}
     values = {
         name: _placed(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
     }
+    differing = None
     if plain and _can_load_directly(model, names):
-        missing, unexpected = _load_directly(names, values)
-    else:
-        with _around(model, names, options):
-            keys = _load(model, {names.raw_key(name): value for name, value in values.items()}, assign=meta)
-        missing, unexpected = [*map(names.fqn, keys.missing_keys)], [*map(names.fqn, keys.unexpected_keys)]
-    missing = [name for name in missing if name not in done and name not in kept]
-    if options.strict and (missing or unexpected):
-        raise StateMismatchError("model state", list(_problems(missing, unexpected, names)))
-    refused = set(unexpected)
-    taken = [name for name in [*done, *state_dict] if name not in refused and name not in kept]
-    report = StateReport(
-        sorted(taken),
-        dict.fromkeys(missing, "not in the state dict; kept as it was"),
-        dict.fromkeys(unexpected, "the model has nothing of this name"),
-    )
-    return IncompatibleKeys.of(missing, unexpected, report)
+        differing = _check_values(names, values, {*done, *kept} if options.strict else None)
+
+    def load() -> IncompatibleKeys:
+        if differing is not None:
+            missing, unexpected = differing
+            _load_directly(names, values)
+        else:
+            with _around(model, names, options):
+                keys = _load(model, {names.raw_key(name): value for name, value in values.items()}, assign=meta)
+            missing, unexpected = [*map(names.fqn, keys.missing_keys)], [*map(names.fqn, keys.unexpected_keys)]
+        missing = [name for name in missing if name not in done and name not in kept]
+        if options.strict and (missing or unexpected):
+            raise StateMismatchError("model state", list(_problems(missing, unexpected, names)))
+        refused = set(unexpected)
+        taken = [name for name in [*done, *state_dict] if name not in refused and name not in kept]
+        report = StateReport(
+            sorted(taken),
+            dict.fromkeys(missing, "not in the state dict; kept as it was"),
+            dict.fromkeys(unexpected, "the model has nothing of this name"),
+        )
+        return IncompatibleKeys.of(missing, unexpected, report)
+
+    return load
 
 
 def _some_of(state: Mapping[str, Any], chosen: Collection[str]) -> dict[str, Any]:
@@ -258,9 +266,14 @@ def _takes_part(module: nn.Module) -> bool:
     return own or bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)  # noqa: SLF001 - as above
 
 
-def _load_directly(names: ModelNames, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def _check_values(
+    names: ModelNames, values: Mapping[str, Any], may_lack: Collection[str] | None
+) -> tuple[list[str], list[str]]:
+    missing = [name for name in names.tensors if name not in values]
     unexpected = [name for name in values if name not in names.tensors]
-    problems = []
+    problems: list[str] = []
+    if may_lack is not None:
+        problems += _problems([name for name in missing if name not in may_lack], unexpected, names)
     for name, tensor in names.tensors.items():
         value = values.get(name, tensor)
         if not isinstance(value, torch.Tensor):
@@ -271,8 +284,11 @@ def _load_directly(names: ModelNames, values: Mapping[str, Any]) -> tuple[list[s
             )
     if problems:
         raise StateMismatchError("model state", problems)
-    with torch.no_grad():
-        for name, tensor in names.tensors.items():
-            if name in values:
-                tensor.copy_(values[name])
-    return [name for name in names.tensors if name not in values], unexpected
+    return missing, unexpected
+
+
+@torch.no_grad()
+def _load_directly(names: ModelNames, values: Mapping[str, Any]) -> None:
+    for name, tensor in names.tensors.items():
+        if name in values:
+            tensor.copy_(values[name])

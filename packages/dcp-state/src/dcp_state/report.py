@@ -14,7 +14,7 @@ _SHOWN_PROBLEMS = 50
 
 
 class StateMismatchError(DcpError, RuntimeError, ValueError):
-    """A state dict does not fit the model or optimizer, which was not changed.
+    """A state dict does not fit the model or optimizer. Neither was changed, unless the model has load hooks.
 
     `what` was to be restored, e.g. `optimizer state`; `problems` are sentences with FQN and remedy.
     """
