@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -162,6 +164,24 @@ def test_a_save_that_links_most_files_needs_little_room(
             room = used(tmp_path)
             manager.save(5, state(0))
             assert saved(tmp_path)[-3:] == [3, 4, 5]
+
+
+def test_a_save_that_links_less_than_the_last_one_is_made_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt finds the disk full, because the save before it linked all; the second one is counted whole."""
+    room = 1 << 30
+    monkeypatch.setattr(_Free, "of", lambda _: _Free(bytes=room - used(tmp_path)))
+    with CheckpointManager(tmp_path, on_full="drop_oldest", writer=linking) as manager:
+        for step, values in ((1, 1), (2, 2), (3, 3), (4, 3)):
+            manager.save(step, state(values))
+        room = used(tmp_path) + VALUES * 2
+        full = mock.patch("dcp_manager.manager.save", side_effect=OSError(errno.ENOSPC, "no space left on device"))
+        with full, pytest.raises(OSError, match="no space left"):
+            manager.save(5, state(5))
+        assert saved(tmp_path) == [1, 2, 3, 4]
+        manager.save(6, state(6))
+    assert saved(tmp_path) == [2, 3, 4, 6]
 
 
 def test_a_compressing_save_needs_what_the_last_one_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -377,6 +377,7 @@ class Room:
         self._catalogue = catalogue
         self._ranks = ranks
         self._bytes: int | None = None
+        self._before: CheckpointRecord | None = None  # the newest checkpoint before the last save
 
     def make(self, state: dict[str, Any], checkpoint_id: str, running: Collection[int], *, hurry: bool) -> None:
         """Return when a save of the state fits in addition to the `running` saves; immediately in a `hurry`.
@@ -404,10 +405,10 @@ class Room:
                 )
 
     def _needed_bytes(self, saves: int) -> int:
-        # The estimate has no links and no compression, but the newest checkpoint has.
+        # The estimate has no links and no compression, but the newest checkpoint has. A failed save may have had fewer.
         estimated = self._bytes or 0
         newest = None if self._is_exact else self._catalogue.highest()
-        if newest is not None:
+        if newest is not None and (newest != self._before or saves > 1):
             estimated = min(estimated, _freed_bytes([self._catalogue.store_of(newest.step)]))
         return estimated * saves
 
@@ -416,6 +417,7 @@ class Room:
         while True:
             free = _Free.of(self._catalogue.store).bytes
             if free is None or free >= needed:
+                self._before = self._catalogue.highest()
                 return True
             if self._drops:
                 if not self._drop(running, needed - free):
