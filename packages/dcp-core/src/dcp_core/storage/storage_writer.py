@@ -251,10 +251,11 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the index, which creates the checkpoint; then remove a replaced one's files."""
         with collector_paused():
-            index = written_index(metadata, results)
+            index, ranks = written_index(metadata, results), len(results)
+            results.clear()  # the index needs the memory
             placement = self._placement
             if placement is None:  # a subclass may name its files without prepare_global_plan
-                plan, *_ = self._begin([SavePlan([])] * len(results), [None] * len(results))
+                plan, *_ = self._begin([SavePlan([])] * ranks, [None] * ranks)
                 placement = plan.storage_data
             metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
             index.info = placement.info(self._backend.session.created_ns(), self._rank if self._rank_local else None)

@@ -320,16 +320,9 @@ def index_from_metadata(
 ) -> CheckpointIndex:
     """Return an index in the records' order; PlanError if an item has no location."""
     aliases = aliases or {}
-    tensors = [
-        (name, record)
-        for name, record in metadata.state_dict_metadata.items()
-        if isinstance(record, TensorStorageMetadata) and name not in aliases
-    ]
-    objects = [
-        name
-        for name, record in metadata.state_dict_metadata.items()
-        if not isinstance(record, TensorStorageMetadata) and name not in aliases
-    ]
+    entries = [(name, record) for name, record in metadata.state_dict_metadata.items() if name not in aliases]
+    tensors = [(name, record) for name, record in entries if isinstance(record, TensorStorageMetadata)]
+    objects = [name for name, record in entries if not isinstance(record, TensorStorageMetadata)]
     table = ColumnBuilder()
     for name, record in tensors:
         table.add(name, record.properties, record.size, record.chunks, whole=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, cast
@@ -74,6 +76,10 @@ def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes |
         UnsupportedFormatError: The index is inconsistent.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
+    if int(index.tensor_chunks.sum()) > CHUNKS_AT_ONCE:
+        with suppress(AttributeError, TypeError):  # not in every C library
+            # The ranks' results were freed in small pieces: columns do not fit into their gaps.
+            ctypes.CDLL(None).malloc_trim(0)
     manifest, index_crc32, major = _write_manifest(index, int(index.tensor_chunks.sum()) > RUNS_ABOVE_CHUNKS)
     flags = 0
     if head is None:

@@ -84,9 +84,10 @@ class StoredItems(Sequence[StoredItem]):
         for part in parts:
             file_rows = np.array([files.setdefault(name, len(files)) for name in part.files] or [0], np.uint32)
             chain_rows = np.array([chains.setdefault(links, len(chains)) for links in ((), *part.chains)], np.uint8)
-            pieces.append(
-                replace(part.columns, file=file_rows[part.columns.file], chain=chain_rows[part.columns.chain])
-            )
+            # Many ranks write one file each: a view needs no memory.
+            is_one = narrow and len(file_rows) == 1
+            file = np.broadcast_to(file_rows, len(part)) if is_one else file_rows[part.columns.file]
+            pieces.append(replace(part.columns, file=file, chain=chain_rows[part.columns.chain]))
         return cls(join_items(pieces, rows, narrow=narrow), tuple(files), tuple(chains)[1:]) if pieces else cls.of([])
 
     def take(self, rows: I64) -> StoredItems:
@@ -138,7 +139,9 @@ def join_items(parts: Sequence[ItemColumns], rows: _Rows | None = None, *, narro
         running, borders = np.concatenate([_NONE, *crcs]), starts(_NONE)  # the next columns need the memory
     columns = {name: [getattr(part, name) for part in parts] for name in OF_AN_ITEM}
     if narrow and rows is not None:
-        taken = {name: _take(columns[name], rows) for name in columns}
+        taken = {name: _take(columns[name], rows) for name in OF_AN_ITEM if name != "length"}
+        same = all(map(np.array_equal, columns["length"], columns["stored_bytes"]))
+        taken["length"] = taken["stored_bytes"] if same else _take(columns["length"], rows)
     else:
         own = slice(None) if rows is None else rows
         taken = {name: np.concatenate(columns[name])[own] for name in columns}
@@ -146,13 +149,9 @@ def join_items(parts: Sequence[ItemColumns], rows: _Rows | None = None, *, narro
     if [part for part in parts if part.blocks]:
         none = [np.zeros(len(part), np.uint32) for part in parts]
         tables = [each.blocks or BlockColumns(no, no, _NONE, _NONE) for each, no in zip(parts, none, strict=True)]
-        joined.blocks = BlockColumns(
-            counts=np.concatenate([table.counts for table in tables]),
-            block_bytes=np.concatenate([table.block_bytes for table in tables]),
-            lengths=np.concatenate([table.lengths for table in tables]),
-            crcs=np.concatenate([table.crcs for table in tables]),
-        )
-        joined.blocks = joined.blocks if rows is None else _take_blocks(joined.blocks, rows)
+        names = ("counts", "block_bytes", "lengths", "crcs")
+        blocks = BlockColumns(*(np.concatenate([getattr(table, name) for table in tables]) for name in names))
+        joined.blocks = blocks if rows is None else _take_blocks(blocks, rows)
     return joined
 
 
@@ -163,8 +162,11 @@ def _pieces(rows: _Rows) -> Iterator[tuple[slice, I64]]:
 
 
 def _take(columns: Sequence[npt.NDArray[Any]], rows: _Rows) -> npt.NDArray[Any]:
-    joined = np.concatenate(columns)
-    taken = np.empty(len(rows), np.min_scalar_type(int(joined.max(initial=0))))
+    top = max(int(column.max(initial=0)) for column in columns)
+    taken = np.empty(len(rows), np.min_scalar_type(top))
+    if top == min(int(column.min(initial=top)) for column in columns):
+        return np.broadcast_to(taken.dtype.type(top), len(rows))
+    joined = np.concatenate(columns, dtype=taken.dtype, casting="unsafe")
     for place, some in _pieces(rows):
         taken[place] = joined[some]
     return taken
