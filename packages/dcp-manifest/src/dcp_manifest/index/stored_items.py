@@ -134,9 +134,13 @@ def join_items(parts: Sequence[ItemColumns], rows: _Rows | None = None, *, narro
         return parts[0]
     running = np.concatenate([part.running_crcs for part in parts])
     if rows is not None and len(running):
-        borders = starts(np.concatenate([part.running_counts() for part in parts]))
-        crcs = (running[ranges(borders[some], borders[some + 1])] for _, some in _pieces(rows))
-        running, borders = np.concatenate([_NONE, *crcs]), starts(_NONE)  # the next columns need the memory
+        borders = np.zeros(sum(map(len, parts)) + 1, np.min_scalar_type(len(running)))
+        np.concatenate([part.running_counts() for part in parts], out=borders[1:], casting="unsafe")
+        borders.cumsum(dtype=borders.dtype, out=borders)
+        both = ((borders[some].astype(np.int64), borders[some + 1].astype(np.int64)) for _, some in _pieces(rows))
+        crcs = [running[ranges(first, last)] for first, last in both]
+        running, borders = _NONE, starts(_NONE)  # the next columns need the memory
+        running, crcs = np.concatenate([running, *crcs]), []
     columns = {name: [getattr(part, name) for part in parts] for name in OF_AN_ITEM}
     if narrow and rows is not None:
         taken = {name: _take(columns[name], rows) for name in OF_AN_ITEM if name != "length"}
