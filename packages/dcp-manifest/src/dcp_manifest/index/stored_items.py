@@ -154,7 +154,7 @@ def join_items(parts: Sequence[ItemColumns], rows: _Rows | None = None, *, narro
         none = [np.zeros(len(part), np.uint32) for part in parts]
         tables = [each.blocks or BlockColumns(no, no, _NONE, _NONE) for each, no in zip(parts, none, strict=True)]
         names = ("counts", "block_bytes", "lengths", "crcs")
-        blocks = BlockColumns(*(np.concatenate([getattr(table, name) for table in tables]) for name in names))
+        blocks = BlockColumns(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
         joined.blocks = blocks if rows is None else _take_blocks(blocks, rows)
     return joined
 
