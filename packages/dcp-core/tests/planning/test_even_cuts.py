@@ -202,6 +202,16 @@ def test_even_plans_do_not_visit_each_chunk(monkeypatch, mesh, tensors):
     assert planned(plan_all, rebuilt(plans)) == expected
 
 
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("count", [255, 256, 300])
+def test_a_plan_may_have_more_tensors_than_dimensions(monkeypatch, count, tie):
+    """Scalars have no offsets, so their number says nothing about the number of chunks."""
+    plans = [plan_of(rank, (16,), [((), (None,), torch.float32, 1)] * count + [ROWS], tie=tie) for rank in range(16)]
+    expected = planned(plan_columns, plans)
+    monkeypatch.setattr(even_cuts, "plan_columns", lambda *_, **__: pytest.fail("planned each chunk"))
+    assert planned(plan_all, rebuilt(plans)) == expected
+
+
 def test_final_plans_of_equal_forms_are_rows():
     plans = rebuilt([plan_of(rank, (16,), [ROWS] * 3) for rank in range(16)])
     finals, _ = plan_all(plans, {}, complete=True, to_lowest_rank=False, pinned_to_lowest=())

@@ -198,7 +198,8 @@ class _EvenCuts:
         objects = np.array([object_rows[name] for name in table.object_names], np.int64)
         chunk_starts, hints = index.chunk_starts()[group.tensors], np.zeros(len(local), np.int64)
         small = np.min_scalar_type(int(index.tensor_chunks.sum()) + len(next(iter(group.columns.values()))))
-        few = np.min_scalar_type(max(int(index.tensor_chunks.max(initial=0)), len(group.ways)))
+        whole = np.arange(len(local)) if group.kept is None else group.kept  # rows in the plan of the rank
+        few = np.min_scalar_type(max(int(index.tensor_chunks.max(initial=0)), int(whole.max(initial=0))))
         for rank, columns in group.columns.items():
             chosen = others[rank]
             hints[even] = (self.merged.box[self.merged.first_row[rank] :][same] - before)[even]
@@ -206,8 +207,7 @@ class _EvenCuts:
             rows = np.sort(np.concatenate([even, other[chosen.chunks]]))
             positions = np.searchsorted(rows, other[chosen.chunks]).tolist()
             parts = tuple([(positions[at], dim, begin, end) for at, dim, begin, end in chosen.parts])
-            kept = rows if group.kept is None else group.kept[rows]
-            chosen = Selection(kept.astype(few), chosen.objects, hints[rows].astype(few), parts)
+            chosen = Selection(whole[rows].astype(few), chosen.objects, hints[rows].astype(few), parts)
             if isinstance(columns, FormColumns):
                 chunks = (chunk_starts[rows] + hints[rows]).astype(small)
                 yield rank, LazyList(columns.rows_in(index, chunks, objects[chosen.objects], chosen))
