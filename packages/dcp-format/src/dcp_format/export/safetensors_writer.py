@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,55 +38,15 @@ from dcp_format.content.content import MAX_FILE_BYTES, refuse_objects
 from dcp_format.content.new_file import sweep
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, SplitNames, lay_out, tensors_of
 from dcp_format.export.shared_files import RankFacts, RankPart, agreed_aliases, check_settings, share_out
-from dcp_format.export.write_files import (
-    RankLink,
-    check_complete,
-    choose_names,
-    choose_object_names,
-    create_files,
-    publish_files,
-    publish_objects,
-)
+from dcp_format.export.write_files import RankLink, check_complete, create_files, publish
 from dcp_format.safetensors.complete_set import Stamp, is_writers_name, split_by_size
 from dcp_format.safetensors.safetensors_index import STORED_ONCE, shard_names
+from dcp_format.safetensors.safetensors_write import choose_names
 from dcp_io import LocalStore, Store, SupportsRanges, open_store
 from dcp_ranks import Coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 _RESERVED = "DCP_"
-
-
-@dataclass(frozen=True, slots=True)
-class _ExportOptions:
-    max_file_bytes: int = MAX_FILE_BYTES
-    dtype: torch.dtype | None = None
-    rename: Mapping[str, str] = field(default_factory=dict)
-    split: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    config_from: str | os.PathLike[str] | None = None
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    peers: PeerOptions | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_file_bytes < 1:
-            raise ValueError(f"max_file_bytes={self.max_file_bytes} must be at least 1")
-        if self.dtype is not None:
-            check_cast(self.dtype)
-        for name in ("rename", "split", "metadata"):
-            object.__setattr__(self, name, _strings(name, getattr(self, name)))
-        reserved = sorted(key for key in self.metadata if key.startswith(_RESERVED))
-        if reserved:
-            raise ValueError(f"metadata: keys that begin with {_RESERVED} are reserved: rename {reserved[0]!r}")
-        SplitNames(self.split)
-        if self.config_from is not None:
-            object.__setattr__(self, "config_from", absolute_id(self.config_from))
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Options that must be the same on all ranks, as text."""
-        found = {"max_file_bytes": self.max_file_bytes, "dtype": self.dtype}
-        sorted_maps = {name: dict(sorted(getattr(self, name).items())) for name in ("rename", "split")}
-        return {name: repr(value) for name, value in (found | sorted_maps).items()}
 
 
 def _strings(name: str, value: Any) -> dict[str, str]:
@@ -142,17 +102,24 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         peers: PeerOptions | None = None,
     ) -> None:
         BlockingAsyncStager.__init__(self)
-        self._options = _ExportOptions(
-            max_file_bytes=max_file_bytes,
-            dtype=dtype,
-            rename=rename or {},
-            split=split or {},
-            metadata=metadata or {},
-            config_from=config_from,
-            timeout_seconds=DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds,
-            peers=peers,
-        )
-        self._names = KeyMap(self._options.rename)
+        if max_file_bytes < 1:
+            raise ValueError(f"max_file_bytes={max_file_bytes} must be at least 1")
+        if dtype is not None:
+            check_cast(dtype)
+        rename, split = _strings("rename", rename or {}), _strings("split", split or {})
+        self._metadata = _strings("metadata", metadata or {})
+        reserved = sorted(key for key in self._metadata if key.startswith(_RESERVED))
+        if reserved:
+            raise ValueError(f"metadata: keys that begin with {_RESERVED} are reserved: rename {reserved[0]!r}")
+        SplitNames(split)
+        self._max_file_bytes, self._dtype, self._split = max_file_bytes, dtype, split
+        self._names = KeyMap(rename)
+        self._config_from = None if config_from is None else absolute_id(config_from)
+        self._timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+        self._peers = peers
+        settings = {"max_file_bytes": max_file_bytes, "dtype": dtype}
+        sorted_maps = {"rename": dict(sorted(rename.items())), "split": dict(sorted(split.items()))}
+        self._settings = {name: repr(value) for name, value in (settings | sorted_maps).items()}
         open_store(folder)  # a wrong path is an error of every rank's own
         self.reset(folder)
 
@@ -166,7 +133,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         self._files: list[PlannedFile] = []
         self._indexed = True
         self._copies: dict[str, Path] = {}
-        self._link = RankLink(self._options.timeout_seconds, self._options.peers)
+        self._link = RankLink(self._timeout_seconds, self._peers)
 
     @property
     def checkpoint_id(self) -> CheckpointId:
@@ -200,35 +167,32 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
             remedy="leave them out of the state dict, or save them to another checkpoint",
         )
         self._order = [item.index.fqn for item in plan.items]
-        return replace(plan, storage_data=RankFacts.of_this_rank(plan.aliases, self._options.settings))
+        return replace(plan, storage_data=RankFacts.of_this_rank(plan.aliases, self._settings))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Create the files in full size under temporary names; return the plans with the tensors' places."""
-        options, store = self._options, self._store()
-        self._copies = {} if options.config_from is None else _config_files(options.config_from)
+        store = self._store()
+        self._copies = {} if self._config_from is None else _config_files(self._config_from)
         facts = [RankFacts.of(plan) for plan in plans]
         check_settings(facts)
         aliases = agreed_aliases(plans, facts)
         tensors = tensors_of(
-            plans, self._order, dtype=options.dtype, names=self._names, aliases=aliases, split=SplitNames(options.split)
+            plans, self._order, dtype=self._dtype, names=self._names, aliases=aliases, split=SplitNames(self._split)
         )
         wanted, groups = self._grouped(tensors)
         self.save_id = secrets.token_hex(8)
         store.make()
         if isinstance(store, LocalStore):
-            folder = Path(store.path)
             sweep(store, is_writers_name)
-            chosen = choose_names(folder, wanted, self.save_id, always_indexed=self._always_indexed)
-            stamp = Stamp.next(folder, self.save_id, len(groups))
+            stamp = Stamp.next(Path(store.path), self.save_id, len(groups))
         else:
-            chosen = choose_object_names(store, wanted, self.save_id)
             stamp = Stamp(self.save_id, len(groups), 1)
-        self._indexed = chosen.indexed
-        metadata = {"format": "pt", **options.metadata, **stamp.metadata}
+        names, self._indexed = choose_names(store, wanted, self.save_id, always_indexed=self._always_indexed)
+        metadata = {"format": "pt", **self._metadata, **stamp.metadata}
         ranges = isinstance(store, SupportsRanges)
         files = [
             lay_out(name, group, {**metadata, **self._ties(group, aliases)}, renamed=ranges)
-            for name, group in zip(chosen.files, groups, strict=True)
+            for name, group in zip(names, groups, strict=True)
         ]
         placed = share_out(plans, files, [one.host for one in facts], ranges=ranges)
         if isinstance(store, SupportsRanges):
@@ -237,7 +201,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         return placed
 
     def _grouped(self, tensors: Sequence[ExportedTensor]) -> tuple[Sequence[str], Sequence[Sequence[ExportedTensor]]]:
-        groups = split_by_size(tensors, self._options.max_file_bytes, lambda tensor: tensor.nbytes)
+        groups = split_by_size(tensors, self._max_file_bytes, lambda tensor: tensor.nbytes)
         return shard_names(len(groups)), groups
 
     def _ties(self, group: Sequence[ExportedTensor], aliases: Mapping[str, str]) -> dict[str, str]:
@@ -266,10 +230,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         store = self._store()
         check_complete(self._files, results)
         _copy_config_files(self._copies, store)
-        if isinstance(store, LocalStore):
-            publish_files(Path(store.path), self._files, indexed=self._indexed)
-        else:
-            publish_objects(store, self._files, indexed=self._indexed)
+        publish(store, self._files, indexed=self._indexed)
         self._files = []
         metadata.storage_meta = self.storage_meta()
 

@@ -7,14 +7,11 @@ rename.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 
 from dcp_core import PeerOptions, SavePlan, SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError
@@ -22,9 +19,9 @@ from dcp_format.export.box_writes import write_box
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, TensorPlace
 from dcp_format.export.gathering import Gathering
 from dcp_format.export.shared_files import Gather, RankPart
-from dcp_format.safetensors.complete_set import SUFFIX, fresh_name, is_writers_name
-from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, index_json
-from dcp_format.safetensors.safetensors_write import remove_earlier
+from dcp_format.safetensors.complete_set import is_writers_name
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, index_json
+from dcp_format.safetensors.safetensors_write import publish_files
 from dcp_io import LocalStore, RangeSink, Sink, Store, SupportsRanges
 from dcp_ranks import Coordinator, StreamError, Streams, job_secret
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
@@ -262,68 +259,20 @@ class _OpenFiles:
         self._open.pop(name).close(sync=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Final names of an export's files."""
-
-    files: Sequence[str]
-    indexed: bool
-    """False if the only file replaces the only file, or nothing, in one rename."""
-
-
-def choose_names(folder: Path, wanted: Sequence[str], tag: str, *, always_indexed: bool) -> Names:
-    """Return names that an older save's files do not have."""
-    present = {path.name for path in folder.glob(f"*{SUFFIX}")}
-    if not always_indexed and len(wanted) == 1 and present <= {*wanted}:
-        return Names(wanted, indexed=False)
-    taken: Collection[str] = earlier_files(folder)
-    indexed = always_indexed or len(wanted) > 1 or bool(present) or (folder / INDEX_NAME).exists()
-    return Names([fresh_name(name, taken, tag) for name in wanted], indexed)
-
-
-def publish_files(folder: Path, files: Sequence[PlannedFile], *, indexed: bool) -> None:
-    """Rename complete files, write the index if there is one, and remove an older save's files.
+def publish(store: Store, files: Sequence[PlannedFile], *, indexed: bool) -> None:
+    """Publish complete files or objects, with an index or not, and remove those of an older save.
 
     Ranks: the coordinator, after all writes.
     """
-    store = LocalStore(folder)
-    earlier = earlier_files(folder)
-    if not indexed and store.exists(INDEX_NAME):
-        # It names the one file that is replaced, which is complete without it.
-        store.delete(INDEX_NAME)
+    sizes = {file.name: [pair for tensor in file.tensors for pair in _sizes(tensor)] for file in files}
+    if isinstance(store, LocalStore):
+        publish_files(store, {file.name: file.temporary for file in files}, sizes if indexed else None)
+    elif indexed:
+        store.publish(INDEX_NAME, index_json(sizes))
+        for entry in store.list():
+            if is_writers_name(entry.name) and entry.name not in sizes:
+                store.delete(entry.name)
         store.sync_folder()
-    for file in files:
-        os.replace(folder / file.temporary, folder / file.name)
-    store.sync_folder()
-    if indexed:
-        store.publish(INDEX_NAME, _index(files))
-    remove_earlier(store, earlier - {file.name for file in files})
-
-
-def choose_object_names(store: Store, wanted: Sequence[str], tag: str) -> Names:
-    """Return names that no object has."""
-    present = {entry.name for entry in store.list()}
-    earlier = INDEX_NAME in present or any(name.endswith(SUFFIX) for name in present)
-    return Names([fresh_name(name, present, tag) for name in wanted], indexed=len(wanted) > 1 or earlier)
-
-
-def publish_objects(store: Store, files: Sequence[PlannedFile], *, indexed: bool) -> None:
-    """Write the index of complete objects if there is one, and remove an older save's objects.
-
-    Ranks: the coordinator, after all uploads.
-    """
-    if not indexed:
-        return
-    store.publish(INDEX_NAME, _index(files))
-    ours = {file.name for file in files}
-    for entry in store.list():
-        if is_writers_name(entry.name) and entry.name not in ours:
-            store.delete(entry.name)
-    store.sync_folder()
-
-
-def _index(files: Sequence[PlannedFile]) -> bytes:
-    return index_json({file.name: [pair for tensor in file.tensors for pair in _sizes(tensor)] for file in files})
 
 
 def _sizes(tensor: ExportedTensor) -> list[tuple[str, int]]:

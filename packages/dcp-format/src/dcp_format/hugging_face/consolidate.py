@@ -6,6 +6,7 @@ assignment of files to ranks).
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ from dcp_base.schemes import file_path
 from dcp_core.errors import CheckpointException, MissingKeyError
 from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.content.content import TensorEntry
-from dcp_format.content.new_file import aborting, give_name, sweep, temporary_name
+from dcp_format.content.new_file import sweep, temporary_name
 from dcp_format.safetensors.complete_set import Stamp, fresh_name, save_id_of
-from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, index_json, open_safetensors, shard_name
-from dcp_format.safetensors.safetensors_write import remove_earlier, write_tensor_file
-from dcp_io import LocalStore, Sink
+from dcp_format.safetensors.safetensors_index import earlier_files, open_safetensors, shard_name
+from dcp_format.safetensors.safetensors_write import create_tensor_file, publish_files, sizes_of
+from dcp_io import LocalStore
 
 _INFLIGHT_BYTES = 16 << 20
 T = TypeVar("T")
@@ -38,8 +39,7 @@ def consolidate_safetensors_files(
         MissingKeyError: The mapping names a tensor that no input file contains.
     """
     plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
-    plan.give_names(plan.write(plan.numbers, num_threads))
-    plan.write_index()
+    plan.publish(plan.write(plan.numbers, num_threads))
 
 
 def consolidate_safetensors_files_on_every_rank(
@@ -77,8 +77,9 @@ def consolidate_safetensors_files_on_every_rank(
     except BaseException:
         plan.discard(written)
         raise
-    _together(lambda: plan.give_names(written), process_group)
-    _together(lambda: plan.write_index() if rank == 0 else None, process_group)
+    everybodys: list[dict[str, str]] = [{}] * world_size
+    dist.all_gather_object(everybodys, written, group=process_group)
+    _together(lambda: plan.publish(dict(ChainMap(*everybodys))) if rank == 0 else None, process_group)
 
 
 def _together(step: Callable[[], T], group: Any) -> T:
@@ -103,8 +104,6 @@ class _Plan:
     entries: Mapping[str, Sequence[TensorEntry]]
     """Name of a file → its tensors."""
     metadata: Mapping[str, str]
-    earlier: frozenset[str]
-    """Files of an older set in the output folder."""
 
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
@@ -128,7 +127,7 @@ class _Plan:
         files: dict[str, list[TensorEntry]] = {name: [] for name in names.values()}
         for name, entry in content.tensors.items():
             files[names[mapping.get(name, 1)]].append(entry)
-        return cls(Path(output_dir), files, metadata, frozenset(earlier))
+        return cls(Path(output_dir), files, metadata)
 
     @property
     def numbers(self) -> list[int]:
@@ -145,7 +144,7 @@ class _Plan:
 
         def write(pair: tuple[str, str]) -> None:
             name, place = pair
-            self._write_file(store.create(place), name, _INFLIGHT_BYTES // threads)
+            create_tensor_file(store, place, self.entries[name], self.metadata, _INFLIGHT_BYTES // threads)
 
         try:
             with ThreadPoolExecutor(threads, thread_name_prefix="dcp-consolidate") as pool:
@@ -155,24 +154,10 @@ class _Plan:
             raise
         return temporary
 
-    def _write_file(self, sink: Sink, name: str, max_inflight_bytes: int) -> None:
-        with aborting(sink):
-            write_tensor_file(sink, self.entries[name], self.metadata, max_inflight_bytes=max_inflight_bytes)
-            sink.close()
-
-    def give_names(self, temporary: Mapping[str, str]) -> None:
-        """Rename the files, after all were written: a failed write must leave an older set unchanged."""
-        for name, place in temporary.items():
-            give_name(self.folder / place, self.folder / name, overwrite=True)
-        LocalStore(self.folder).sync_folder()
-
     def discard(self, temporary: Mapping[str, str]) -> None:
         for place in temporary.values():
             LocalStore(self.folder).delete(place)
 
-    def write_index(self) -> None:
-        """Write the index: tensors that it does not name are not part of the model."""
-        sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in self.entries.items()}
-        store = LocalStore(self.folder)
-        store.publish(INDEX_NAME, index_json(sizes))
-        remove_earlier(store, self.earlier - self.entries.keys())
+    def publish(self, temporary: Mapping[str, str]) -> None:
+        """Name all files after all were written, with an index: tensors that it lacks are not part of the model."""
+        publish_files(LocalStore(self.folder), temporary, sizes_of(self.entries))

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_format.content.new_file import aborting
-from dcp_format.export.file_map import checked_payload, form_of, tensor_data_of
+from dcp_format.export.box_writes import cast_pieces
+from dcp_format.export.file_map import form_of, tensor_data_of
 from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING, shard_name
 from dcp_io import Store
 
-_PIECE_BYTES = 4 << 20
 Groups = Sequence[Mapping[int, Collection[object]]]
 
 
@@ -93,9 +93,8 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
     with aborting(sink):
         sink.write([header])
         for item in items:
-            payload = checked_payload(item, planner.resolve_data(item))
-            value, size = payload.data, 0
-            for piece in [value] if isinstance(value, (bytes, memoryview)) else value.pieces(_PIECE_BYTES):
+            size = 0
+            for piece in cast_pieces(item, planner.resolve_data(item), form_of(item)[0]):
                 sink.write([piece])
                 size += len(piece)
             results.append(WriteResult(item.index, size, (job.name, job.temporary)))

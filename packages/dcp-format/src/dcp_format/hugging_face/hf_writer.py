@@ -39,8 +39,8 @@ from dcp_format.hugging_face.hf_files import (
     write_part,
 )
 from dcp_format.safetensors.complete_set import Stamp, fresh_name, is_writers_name
-from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, index_json, shard_name
-from dcp_format.safetensors.safetensors_write import remove_earlier
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, shard_name
+from dcp_format.safetensors.safetensors_write import publish_files
 from dcp_io import LocalStore
 
 
@@ -227,8 +227,6 @@ class HuggingFaceStorageWriter(SafetensorsWriter):
             metadata.storage_meta = self.storage_meta()
 
     def _publish_parts(self, results: list[list[WriteResult]]) -> None:
-        store = self._store()
-        folder = Path(store.path)
         files: dict[str, list[tuple[str, int]]] = defaultdict(list)
         temporary: dict[str, str] = {}
         for rank_results in results:
@@ -236,16 +234,7 @@ class HuggingFaceStorageWriter(SafetensorsWriter):
                 name, temporary_name = result.storage_data
                 temporary[name] = temporary_name
                 files[name].append((result.index.fqn, result.size_in_bytes))
-        earlier = earlier_files(folder)
-        for name, temporary_name in temporary.items():
-            os.replace(folder / temporary_name, folder / name)
-        store.sync_folder()
-        if not self.save_distributed:
-            store.publish(INDEX_NAME, index_json(dict(sorted(files.items()))))
-        else:
-            store.delete(INDEX_NAME)  # of an older save, whose files counted until now
-            store.sync_folder()
-        remove_earlier(store, earlier - files.keys())
+        publish_files(self._store(), temporary, None if self.save_distributed else dict(sorted(files.items())))
 
     def abort(self, error: BaseException) -> None:
         """Remove the files of a failed save."""

@@ -28,11 +28,13 @@ from dcp_format.safetensors.complete_set import (
 )
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files, index_json, shard_names
-from dcp_io import LocalStore, Sink
+from dcp_io import LocalStore, Sink, Store
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
 _log = library_logger(__name__)
 
+Sizes = Mapping[str, Sequence[tuple[str, int]]]
+"""File → its tensors, by name, with their sizes in bytes."""
 OBJECTS_NAME = "objects.pt"
 """Name of the `torch.save` file of objects in a folder; next to a single file `NAME.safetensors`, `NAME.objects.pt`."""
 
@@ -60,8 +62,7 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
                 write_tensor_file(sink, entries, metadata, max_inflight_bytes=options.max_inflight_bytes)
         else:
             groups = split_by_size(entries, options.max_file_bytes, lambda entry: entry.data.nbytes)
-            files = dict(zip(shard_names(len(groups)), groups, strict=True))
-            _write_folder(place, files, metadata, options.max_inflight_bytes, overwrite=options.overwrite)
+            _write_folder(place, groups, metadata, options.max_inflight_bytes, overwrite=options.overwrite)
 
 
 @contextlib.contextmanager
@@ -98,51 +99,98 @@ def write_tensor_file(
             sink.write([piece])
 
 
+def create_tensor_file(
+    store: LocalStore, name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str], max_inflight_bytes: int
+) -> None:
+    """Create a safetensors file, durably; an error leaves none."""
+    sink = store.create(name)
+    with aborting(sink):
+        write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes)
+        sink.close()
+
+
+def sizes_of(files: Mapping[str, Sequence[TensorEntry]]) -> Sizes:
+    """Return the sizes for a folder's index."""
+    return {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in files.items()}
+
+
 def _write_folder(
     folder: Path,
-    files: Mapping[str, Sequence[TensorEntry]],
+    groups: Sequence[Sequence[TensorEntry]],
     metadata: Mapping[str, str],
     max_inflight_bytes: int,
     *,
     overwrite: bool,
 ) -> None:
-    """Write and rename all files, publish the index, then remove an older set, none of whose names a new file gets."""
-    _check_folder(folder, files, overwrite=overwrite)
+    for old in (*folder.glob(f"*{SUFFIX}"), folder / INDEX_NAME):
+        refuse_existing(old, overwrite=overwrite)
+    for entries in groups:
+        build_header([(entry.name, entry.dtype, entry.shape) for entry in entries])
     store = LocalStore(folder)
     store.make()
     tag = secrets.token_hex(8)
-    earlier = earlier_files(folder)
-    indexed = store.exists(INDEX_NAME)
-    alone = len(files) == 1 and earlier <= files.keys() and not indexed  # one file replaces one file, in one step
-    if not alone:
-        files = {fresh_name(name, earlier, tag): entries for name, entries in files.items()}
+    names, indexed = choose_names(store, shard_names(len(groups)), tag)
+    files = dict(zip(names, groups, strict=True))
     sweep(store, is_writers_name)
     temporary = {name: temporary_name(name) for name in files}
     stamped = {**metadata, **Stamp.next(folder, tag, len(files)).metadata}
-    named: list[str] = []
     try:
         for name, entries in files.items():
-            sink = store.create(temporary[name])
-            with aborting(sink):
-                write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes)
-                sink.close()
-        for name in files:
-            give_name(folder / temporary[name], folder / name, overwrite=overwrite)
-            named.append(name)
-        store.sync_folder()
+            create_tensor_file(store, temporary[name], entries, stamped, max_inflight_bytes)
+        publish_files(store, temporary, sizes_of(files) if indexed else None, overwrite=overwrite)
     except BaseException:
-        for name in [*temporary.values(), *([] if alone else named)]:
+        for name in temporary.values():
             store.delete(name)
         raise
-    others = {path.name for path in folder.glob(f"*{SUFFIX}")} - files.keys()
-    if indexed or len(files) > 1 or others:
-        sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in files.items()}
+
+
+def choose_names(
+    store: Store, wanted: Sequence[str], tag: str, *, always_indexed: bool = False
+) -> tuple[Sequence[str], bool]:
+    """Return names that no file of the folder has, and whether the folder needs an index.
+
+    It needs none if a local file replaces the only file, or nothing, in one rename: that file keeps its name.
+    """
+    present = {entry.name for entry in store.list() if entry.name.endswith(SUFFIX)}
+    if isinstance(store, LocalStore) and not always_indexed and len(wanted) == 1 and present <= {*wanted}:
+        return wanted, False
+    indexed = always_indexed or len(wanted) > 1 or bool(present) or store.exists(INDEX_NAME)
+    return [fresh_name(name, present, tag) for name in wanted], indexed
+
+
+def publish_files(
+    store: LocalStore, temporary: Mapping[str, str], sizes: Sizes | None, *, overwrite: bool = True
+) -> None:
+    """Give complete files their names (name → temporary name), write the index, and remove an older save's files.
+
+    Without `sizes` there is no index. An older save's files count until the new ones are complete.
+    """
+    folder = Path(store.path)
+    earlier = earlier_files(folder)
+    if sizes is None and earlier <= temporary.keys():
+        # It names the one file that is replaced, which is complete without it.
+        store.delete(INDEX_NAME)
+        store.sync_folder()
+    named: set[str] = set()
+    try:
+        for name, place in temporary.items():
+            give_name(folder / place, folder / name, overwrite=overwrite)
+            named.add(name)
+        store.sync_folder()
+    except BaseException:
+        for name in named - earlier:
+            store.delete(name)
+        raise
+    if sizes is not None:
         store.publish(INDEX_NAME, index_json(sizes))
-    remove_earlier(store, earlier - files.keys())
+    else:
+        store.delete(INDEX_NAME)  # of an older save, whose files counted until now
+        store.sync_folder()
+    _remove(store, earlier - temporary.keys())
 
 
-def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
-    """Remove the files of older saves. Files that no save wrote are kept, even if an index names them."""
+def _remove(store: LocalStore, names: Iterable[str]) -> None:
+    """Files that no save wrote are kept, even if an index names them."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in sorted({*names} & sizes.keys()):
         if is_writers_file(store, name, sizes[name]):
@@ -150,10 +198,3 @@ def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
         else:
             _log.warning("%r in %s stays: it is not a file that a save of tensors made", name, store.url)
     store.sync_folder()
-
-
-def _check_folder(folder: Path, files: Mapping[str, Sequence[TensorEntry]], *, overwrite: bool) -> None:
-    for old in (*folder.glob(f"*{SUFFIX}"), folder / INDEX_NAME):
-        refuse_existing(old, overwrite=overwrite)
-    for entries in files.values():
-        build_header([(entry.name, entry.dtype, entry.shape) for entry in entries])
