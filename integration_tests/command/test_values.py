@@ -73,6 +73,16 @@ def test_cat(capsys: Any, places: dict[str, Path]) -> None:
     assert "near it: model.weight" in err
 
 
+def test_cat_of_a_tensor_that_is_read_in_many_pieces(capsys: Any, tmp_path: Path) -> None:
+    """Pieces of a compressed tensor are read into the same memory, one after the other."""
+    save(
+        {"weight": torch.arange(8 << 20, dtype=torch.int32).reshape(4, -1)},
+        storage_writer=FileSystemWriter(tmp_path, compression="zstd"),
+    )
+    said = json.loads(dcp(capsys, "cat", tmp_path, "weight[..., 0]", "--json")[1])
+    assert said["values"] == [0, 2 << 20, 4 << 20, 6 << 20]
+
+
 def test_statistics(capsys: Any, places: dict[str, Path]) -> None:
     code, out, _ = dcp(capsys, "show", places["a"], "model.weight", "--stats", "--json")
     stats = json.loads(out)["values"][0]["stats"]

@@ -32,6 +32,7 @@ SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidd
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
 KINDS = {
     "LoRA": lambda: peft.LoraConfig(task_type="CAUSAL_LM", **LORA),
+    "larger than a piece that is read": lambda: peft.LoraConfig(task_type="CAUSAL_LM", **{**LORA, "r": 1 << 15}),
     "DoRA": lambda: peft.LoraConfig(task_type="CAUSAL_LM", use_dora=True, **LORA),
     "modules to save": lambda: peft.LoraConfig(task_type="CAUSAL_LM", modules_to_save=["lm_head"], **LORA),
     "prompt tuning": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),

@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Literal, Protocol, get_args
 
+import numpy as np
+
 from dcp_manifest.index.columns import Framing, StoredItem
 from dcp_manifest.index.runs import Runs
+
+_PIECE_BYTES = 64 << 20
 
 
 class PiecewiseData(Protocol):
@@ -25,6 +29,15 @@ class PiecewiseData(Protocol):
         calls `dcp_io.workers.check_stop`, so that a failed write ends.
         """
         ...
+
+
+def whole_bytes(data: PiecewiseData) -> memoryview:
+    """Return all bytes of `data` in new memory: each piece is copied before the next one replaces it."""
+    whole, position = np.empty(data.nbytes, np.uint8).data, 0
+    for piece in data.pieces(_PIECE_BYTES):
+        whole[position : position + piece.nbytes] = piece.cast("B")
+        position += piece.nbytes
+    return whole
 
 
 class StreamEncoder(Protocol):

@@ -21,6 +21,7 @@ from dcp_core.errors import UnsupportedFormatError
 from dcp_core.objects.object_bytes import load_object
 from dcp_format import Content, TensorEntry, WriteOptions, convert
 from dcp_io import CheckpointExistsError, LocalStore
+from dcp_io.requests import whole_bytes
 
 _MODEL, _DESCRIPTION = "app.model.", "description"
 _SUFFIX = ".safetensors"
@@ -258,6 +259,6 @@ def _select(content: Content) -> Content:
 
 
 def _read(entry: TensorEntry) -> torch.Tensor:
-    data = bytearray().join(entry.data.pieces(1 << 20))
+    data = whole_bytes(entry.data)
     flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
     return flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)

@@ -23,11 +23,11 @@ from dcp_inspect.contents import OtherFormatError, folder_of, open_index
 from dcp_inspect.reading.stored_content import StoredContent, SupportsRows, stored_content
 from dcp_io import open_store
 from dcp_io.archives.stored_objects import read_plain_object
+from dcp_io.requests import whole_bytes
 from dcp_manifest import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
 Array = npt.NDArray[Any]
-_READ_BYTES = 64 << 20
 _COMPRESSED = "reading compressed tensors, and objects that hold tensors,"
 
 
@@ -58,7 +58,7 @@ def _open_checkpoint(path: str) -> StoredContent:
 
 def whole_array(entry: Any) -> Array:
     """Read a whole tensor."""
-    return array_of(bytearray().join(entry.data.pieces(_READ_BYTES)), entry.dtype, entry.shape)
+    return array_of(whole_bytes(entry.data), entry.dtype, entry.shape)
 
 
 def array_rows(entry: Any, start: int, stop: int) -> Array:
