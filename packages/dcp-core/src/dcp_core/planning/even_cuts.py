@@ -181,6 +181,8 @@ class _EvenCuts:
                     boxes = scaled[begin : begin + len(part)].reshape(-1, dims[row])
                     part.reshape(boxes.shape)[:] = boxes * unit[shapes[row] : shapes[row + 1]]
             setattr(index, name, numbers)
+        if index.chunk_sizes.max(initial=0) < 1 << 15:
+            index.chunk_sizes = index.chunk_sizes.astype(np.int16)
         return index
 
     def items(
