@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -111,6 +112,42 @@ def test_a_model_that_does_not_fit_leaves_the_optimizer(kind: str) -> None:
     with pytest.raises(StateMismatchError):
         set_state_dict(net, optimizer, model_state_dict=misfit, optim_state_dict=of_optimizer)
     assert value_bytes(get_state_dict(net, optimizer)) == before
+
+
+FOREIGN = [None, 3, "x", b"x", [1], (), {}, {1: 2}, {"a": 1}, torch.zeros(2), [[1, 2]], {"weight": None}, object()]
+
+
+def places(state: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield at
+    if isinstance(state, dict | tuple | list):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from places(value, (*at, key))
+
+
+def replaced(state: Any, at: tuple[Any, ...], value: Any) -> Any:
+    if not at:
+        return value
+    if isinstance(state, dict):
+        return {**state, at[0]: replaced(state[at[0]], at[1:], value)}
+    return [replaced(each, at[1:], value) if number == at[0] else each for number, each in enumerate(state)]
+
+
+def test_foreign_values_are_refused_with_one_error() -> None:
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    net(torch.ones(2)).sum().backward()
+    optimizer.step()
+    app = app_state(net, optimizer, scheduler=scheduler)
+    state = copy.deepcopy(app.state_dict())
+    refused = 0
+    for at in places(state):
+        for value in FOREIGN if at else ():
+            try:
+                app.load_state_dict(replaced(state, at, value))
+            except StateMismatchError:
+                refused += 1
+    assert refused > 300
 
 
 def test_another_runs_state_is_copied() -> None:

@@ -30,7 +30,14 @@ from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_optimizers, restore_saved
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.random_state import RandomState
-from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport
+from dcp_state.report import (
+    IncompatibleKeys,
+    StateMismatchError,
+    StateReport,
+    class_name,
+    named_values,
+    refusals,
+)
 from dcp_state.sharding import named_tensors
 
 
@@ -272,13 +279,15 @@ class AppState:
             kept = self._check(names, state_dict)
             loads = self._fit_models(names, state_dict, kept)
             if self._optimizers:
-                self._restore_optimizers(names, state_dict.get("optimizer", {}), absent)
+                optimizer = named_values(state_dict.get("optimizer", {}), "optimizer state")
+                self._restore_optimizers(names, optimizer, absent)
             for load in loads:
                 self.report.merge(load().report)
         for name in kept:
             self.report.initialised.pop(f"{GROUPS}.{name}", None)
         for scheduler, state in zip(self._schedulers, state_dict.get("schedulers", ()), strict=True):
-            scheduler.load_state_dict(state)
+            with refusals("schedulers", f"{class_name(scheduler)}.load_state_dict"):
+                scheduler.load_state_dict(state)
         for name, value in in_shared_order(self._values):
             self._restore_value(name, value, state_dict)
         for path in absent:
@@ -326,10 +335,10 @@ class AppState:
     ) -> None:
         unpacked: dict[Any, dict[str, Any]] = {}
         hyperparameters: dict[str, Mapping[str, Any]] = {}
-        for fqn, packed in state.get("hyperparameters", {}).items():
+        for fqn, packed in named_values(state.get("hyperparameters", {}), "hyperparameters").items():
             key = _telling(packed)
             if key not in unpacked:
-                unpacked[key] = dict(packed)
+                unpacked[key] = _unpacked(packed, repr(fqn))
             hyperparameters[fqn] = unpacked[key]
         # Parameters that were frozen at the save take the hyperparameters of their group.
         unsaved = frozenset(path[2] for path in absent if path[:2] == ("optimizer", "hyperparameters"))
@@ -338,7 +347,9 @@ class AppState:
         groups = state.get("groups", ())
         mine = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         empty = [number for number, group in enumerate(mine) if not group[PARAMS]]
-        of_empty: list[Mapping[str, Any]] = [dict(groups[number]) if number < len(groups) else {} for number in empty]
+        of_empty: list[Mapping[str, Any]] = [
+            _unpacked(groups[number], f"group {number}") if number < len(groups) else {} for number in empty
+        ]
         saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty, unsaved)
         adopt = all(tensor in self._given for _, tensor in named_tensors(saved.state))
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))
@@ -346,7 +357,8 @@ class AppState:
 
     def _check(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> Collection[str]:
         del names  # of the model, of which those that stay as they are would be returned
-        saved, present = len(state.get("schedulers", ())), len(self._schedulers)
+        with refusals("schedulers", "list"):
+            saved, present = len(list(state.get("schedulers", ()))), len(self._schedulers)
         if saved != present:
             raise StateMismatchError("schedulers", [f"{saved} were saved, there are {present}; pass as many as then"])
         return ()
@@ -356,7 +368,7 @@ class AppState:
     ) -> list[Callable[[], IncompatibleKeys]]:
         loads = []
         for part, of_part in zip(self._parts, names, strict=True):
-            mine = state["model"]
+            mine = named_values(state.get("model"), "model state")
             if len(self._parts) > 1:
                 mine = {name: value for name, value in mine.items() if name in of_part.raw_keys}
             if mine or of_part.raw_keys:
@@ -455,6 +467,12 @@ def _take_own(value: PerRank, other: Any) -> None:
         value.value.load_state_dict(state.state_dict() if is_stateful(state) else state)
     else:
         value.value = state
+
+
+def _unpacked(packed: Any, of: str) -> dict[str, Any]:
+    """Return hyperparameters that were saved as pairs."""
+    with refusals("hyperparameters", f"dict of {of}"):
+        return dict(named_values(dict(packed), "hyperparameters", of))
 
 
 def _telling(packed: Any) -> Hashable:

@@ -20,7 +20,7 @@ from dcp_core.storage.byte_storage import collector_paused
 from dcp_core.tensors.kinds import as_dtensor, is_dtensor
 from dcp_state.canonical_names import ModelNames, name_model
 from dcp_state.options import StateDictOptions, check_options
-from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport
+from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport, named_values
 from dcp_state.sharding import broadcast_model, convert_tensors, place
 
 
@@ -99,7 +99,7 @@ def fit_model(
     kept: Collection[str] = (),
 ) -> Callable[[], IncompatibleKeys]:
     """See `set_model_state_dict`; for a model with known names. Returns the load. The names `kept` may be missing."""
-    state_dict = _by_names(state_dict, names)
+    state_dict = named_values(_by_names(state_dict, names), "model state")
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
     if options.broadcast_from_rank0:

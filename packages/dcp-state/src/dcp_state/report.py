@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ _SHOWN_PROBLEMS = 50
 
 class StateMismatchError(DcpError, RuntimeError, ValueError):
     """A state dict does not fit the model or optimizer. Neither was changed, unless the model has load hooks.
+
+    If the `load_state_dict` of an optimizer or scheduler refuses its state, those before it were restored.
 
     `what` was to be restored, e.g. `optimizer state`; `problems` are sentences with FQN and remedy.
     """
@@ -29,6 +32,30 @@ class StateMismatchError(DcpError, RuntimeError, ValueError):
 
     def __reduce__(self) -> tuple[type[StateMismatchError], tuple[str, tuple[str, ...]]]:
         return type(self), (self.what, self.problems)
+
+
+def named_values(value: Any, what: str, of: str = "") -> Mapping[str, Any]:
+    """Return a state dict or a part of it, or raise StateMismatchError for another kind of value or key."""
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return value
+    keys = [name for name in value if not isinstance(name, str)] if isinstance(value, Mapping) else None
+    found = f"a {type(value).__name__}" if keys is None else f"a dict with the key {keys[0]!r:.80}"
+    raise _foreign(what, f"{of or what} must be a dict of names, not {found}")
+
+
+@contextmanager
+def refusals(what: str, of: str) -> Iterator[None]:
+    """Raise StateMismatchError if an object's `load_state_dict` or constructor cannot use a saved value."""
+    try:
+        yield
+    except DcpError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _foreign(what, f"{of} refuses it: {error!r:.200}") from error
+
+
+def _foreign(what: str, problem: str) -> StateMismatchError:
+    return StateMismatchError(what, [f"{problem}. Something else may have saved it: load single values with load_keys"])
 
 
 def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedValueError:

@@ -7,6 +7,7 @@ Flat: keys `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`; group
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -21,7 +22,7 @@ from dcp_state.optimizer.copying import copy_value
 from dcp_state.optimizer.initial import InitialStates
 from dcp_state.optimizer.inner_optimizers import holds_its_own_state
 from dcp_state.options import StateDictOptions
-from dcp_state.report import StateMismatchError, StateReport
+from dcp_state.report import StateMismatchError, StateReport, class_name, refusals
 from dcp_state.sharding import place
 
 STATE = "state"
@@ -170,7 +171,8 @@ class FittedState:
         groups, state = self.optimizer.param_groups, self.optimizer.state
         # A dict per parameter, as torch writes into them.
         state_for_torch = {index: _without_others(values) for index, values in self.state.items()}
-        self.optimizer.load_state_dict({STATE: state_for_torch, GROUPS: self.groups})
+        with refusals("optimizer state", f"{class_name(self.optimizer)}.load_state_dict"):
+            self.optimizer.load_state_dict({STATE: state_for_torch, GROUPS: self.groups})
         for index, values in self.state.items():
             self._restore_values(self.optimizer.state[self.parameters[index][1]], values, self.dtypes.get(index, {}))
         _keep_objects(self.optimizer, groups, state)
@@ -356,7 +358,9 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) is not isinstance(other, torch.Tensor):
-        return bool(torch.equal(torch.as_tensor(one, device="cpu"), torch.as_tensor(other, device="cpu")))
+        with suppress(TypeError, ValueError, RuntimeError):  # not a number
+            return bool(torch.equal(torch.as_tensor(one, device="cpu"), torch.as_tensor(other, device="cpu")))
+        return False
     return same_value(one, other)
 
 

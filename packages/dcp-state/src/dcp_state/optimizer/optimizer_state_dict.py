@@ -36,7 +36,7 @@ from dcp_state.optimizer.fitting import (
 from dcp_state.optimizer.initial import InitialStates
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.options import StateDictOptions, check_options
-from dcp_state.report import StateMismatchError, StateReport, class_name, nameless_state
+from dcp_state.report import StateMismatchError, StateReport, class_name, named_values, nameless_state
 from dcp_state.sharding import broadcast_tensors, convert_tensors
 
 
@@ -222,6 +222,9 @@ def restore_saved(
     """
     if initial is None:
         initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
+    for fqn, values in named_values(saved.state, "optimizer state").items():
+        if not isinstance(values, Mapping):  # names of any type are an optimizer's own affair
+            named_values(values, "optimizer state", repr(fqn))
     empty_groups = iter(saved.empty_groups)
     fitted: list[FittedState] = []
     problems: list[str] = []
