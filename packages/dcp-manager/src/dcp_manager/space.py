@@ -455,10 +455,9 @@ def check_on_full(on_full: object, root: Any) -> None:
     """Raise ValueError for a wrong policy, or for a root that is no directory."""
     if on_full not in get_args(OnFull):
         raise ValueError(f"on_full is {on_full!r}; choose 'fail', 'pause' or 'drop_oldest'")
-    if on_full != "fail" and not isinstance(root, str | os.PathLike):
-        raise ValueError(f"on_full is {on_full!r}, and the root has tiers: pass Tier(max_bytes=…, when_full=…) instead")
-    if on_full != "fail" and scheme_of(root) != "file":
+    if on_full != "fail" and not (isinstance(root, str | os.PathLike) and scheme_of(root) == "file"):
+        shown = os.fspath(root) if isinstance(root, os.PathLike) else root
         raise ValueError(
-            f"on_full is {on_full!r}, and only a directory has free space that is known: {os.fspath(root)!r} is "
-            "none; for a place per host or a further tier, pass Tiers with Tier(max_bytes=…, when_full=…)"
+            f"on_full is {on_full!r}, and only a directory has free space that is known: {shown!r:.200} is none; for a "
+            "place per host or a further tier, pass Tiers with Tier(max_bytes=…, when_full=…)"
         )
