@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +20,7 @@ import torch
 import dcp_all as dcp
 from dcp_core import CheckpointException
 from dcp_io import KeepBest, KeepPolicy, StorageError
-from dcp_manager import CheckpointManager, EverySteps, KeepAll, KeepEvery, KeepLast, preflight
+from dcp_manager import CheckpointManager, EverySteps, KeepAll, KeepEvery, KeepLast, preflight, space
 from dcp_manager.space import _Free
 from integration_tests.robustness.small_disk import mounted
 
@@ -182,6 +184,33 @@ def test_a_save_that_links_less_than_the_last_one_is_made_room_for(
         assert saved(tmp_path) == [1, 2, 3, 4]
         manager.save(6, state(6))
     assert saved(tmp_path) == [2, 3, 4, 6]
+
+
+def test_room_is_found_while_others_remove_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Between a listing and the sizes of its files, a note gets its final name, and the newest checkpoint goes away."""
+    looks = [0, 0, 0, 1 << 30]
+
+    def free(_: object) -> _Free:
+        newest = tmp_path / f"step-{len(looks)}"
+        if newest.exists():
+            newest.rename(tmp_path / f"gone-{len(looks)}")
+        return _Free(bytes=looks.pop(0))
+
+    def scandir(path: Any) -> Any:
+        note = Path(path) / "note.tmp"
+        note.touch()
+        found = [*os.scandir(path)]
+        note.unlink()
+        return found
+
+    with CheckpointManager(tmp_path, on_full="pause", writer=linking, timeout_seconds=2) as manager:
+        for step in (1, 2, 3, 4):
+            manager.save(step, state(step))
+        monkeypatch.setattr(_Free, "of", free)
+        monkeypatch.setattr(space, "os", SimpleNamespace(**{**vars(os), "scandir": scandir}))
+        manager.save(5, state(5))
+    assert "training waits for" in caplog.text
+    assert saved(tmp_path) == [5]
 
 
 def test_a_compressing_save_needs_what_the_last_one_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,9 +389,8 @@ class Room:
         group, alone = self._ranks.process_group, self._ranks.no_dist
         if self._bytes is None:
             self._bytes = estimate(state, checkpoint_id=checkpoint_id, process_group=group, no_dist=alone).bytes
-        saves = 1 + len(running)
         started, seconds, told_after = time.monotonic(), min(_LOOK_SECONDS, self._ranks.timeout_seconds / 4), 0.0
-        while not self._ranks.decide("make room", partial(self._look, saves, running, 0.0 if hurry else seconds)):
+        while needed := self._ranks.decide("make room", partial(self._look, running, 0.0 if hurry else seconds)):
             waited = time.monotonic() - started
             if hurry:
                 return
@@ -400,7 +399,7 @@ class Room:
                 _log.warning(
                     "%s is full: training waits for %s of room, for %.0f s now",
                     self._catalogue.store.url,
-                    printable_bytes(self._needed_bytes(saves)),
+                    printable_bytes(needed),
                     waited,
                 )
 
@@ -409,16 +408,16 @@ class Room:
         estimated = self._bytes or 0
         newest = None if self._is_exact else self._catalogue.highest()
         if newest is not None and (newest != self._before or saves > 1):
-            estimated = min(estimated, _freed_bytes([self._catalogue.store_of(newest.step)]))
+            estimated = min(estimated, _freed_bytes([self._catalogue.store_of(newest.step)]) or estimated)
         return estimated * saves
 
-    def _look(self, saves: int, running: Collection[int], seconds: float) -> bool:
-        end, needed = time.monotonic() + seconds, self._needed_bytes(saves)
+    def _look(self, running: Collection[int], seconds: float) -> int:  # 0 if there is room
+        end, needed = time.monotonic() + seconds, self._needed_bytes(1 + len(running))
         while True:
             free = _Free.of(self._catalogue.store).bytes
             if free is None or free >= needed:
                 self._before = self._catalogue.highest()
-                return True
+                return 0
             if self._drops:
                 if not self._drop(running, needed - free):
                     raise StorageError(
@@ -426,7 +425,7 @@ class Room:
                         "no older checkpoint can be removed that would free enough; free space there"
                     )
             elif time.monotonic() > end:
-                return False
+                return needed
             else:
                 time.sleep(_PAUSE_SECONDS)
 
@@ -446,7 +445,10 @@ class Room:
 
 
 def _freed_bytes(stores: Collection[Any]) -> int:
-    facts = [item.stat(follow_symlinks=False) for store in stores for item in os.scandir(store)]
+    facts = []
+    for item in [item for store in stores if os.path.isdir(store) for item in os.scandir(store)]:
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed or renamed it
+            facts.append(item.stat(follow_symlinks=False))
     names = Counter(one.st_ino for one in facts)
     return sum(one.st_size for one in {one.st_ino: one for one in facts}.values() if names[one.st_ino] >= one.st_nlink)
 
