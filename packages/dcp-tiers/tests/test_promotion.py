@@ -234,6 +234,21 @@ def test_a_storage_that_comes_back_sets_no_step_aside(helpers, near, far, monkey
     assert sorted(arrived[1:]) == arrived[1:], "only the step that found the storage again may come before others"
 
 
+@pytest.mark.parametrize("count", [1, 5, 6])
+def test_a_refused_step_says_nothing_about_the_storage(helpers, near, far, monkeypatch, caplog, count):
+    for step in (10, 20, 30, 40):
+        helpers.save(near, step)
+    for step in (20, 30):
+        data = next((near / f"step-{step}").glob("*.distcp"))
+        data.write_bytes(bytes(data.stat().st_size))
+    monkeypatch.setattr(Unsteady, "left", count)
+    promotion = Promotion(unsteady(helpers.tiers()), 1)
+    assert promotion.run(lambda _: True)
+    assert sorted(promotion.refused) == [20, 30]
+    assert [text for text in caplog.messages if "for now" in text] == []
+    assert sorted(helpers.loaded(far)) == [10, 40]
+
+
 def test_parts_of_hosts_keep_their_order(tmp_path, hosts, far, monkeypatch):
     for step in (10, 20):
         hosts.save_apart(tmp_path, step)

@@ -142,8 +142,7 @@ class Promotion:
         self.refused: dict[int, str] = {}
         """Steps that cannot be promoted, with reasons."""
         self._aside: set[int] = set()  # steps that fail while others arrive: they are retried after the others
-        self._failures = 0  # in succession, without a byte sent
-        self._suspect: int | None = None  # a step that failed before another one arrived
+        self._turns = itertools.count()  # of the steps that are tried when another one has failed
         self.progressed_seconds = time.monotonic()
         """Monotonic time of the last bytes, or with nothing pending."""
         self.problem: str | None = None
@@ -219,15 +218,20 @@ class Promotion:
         self._aside.intersection_update(waiting)
         ready = [step for step in waiting if step not in self._aside] or waiting
         step = next((step for step in ready if step not in self._parts), ready[0])
-        begun = self.progressed_seconds
+        begun, others = self.progressed_seconds, [other for other in waiting if other != step]
         try:
             self._take(step, held, waiting)
         except Exception as error:
-            if self.progressed_seconds != begun or not self._may_skip(error):
+            if not others or self.progressed_seconds != begun or not self._may_skip(error):
                 raise
-            self._try_another(step, held, waiting, error)
-        else:
-            self._failures, self._suspect = 0, None
+            other = others[next(self._turns) % len(others)]
+            with contextlib.suppress(Exception):  # of the storage, probably
+                self._take(other, held, waiting)
+                if other not in self.refused:
+                    self._report_failure(error, 0.0)
+                    self._retry(step)
+                    return True
+            raise
         return True
 
     def _may_skip(self, error: Exception) -> bool:
@@ -236,24 +240,20 @@ class Promotion:
         places = self._tiers.places[: self._number]
         return not (is_full or isinstance(error, StorageError) or any(isinstance(one, HostStore) for one in places))
 
-    def _try_another(self, failed: int, held: Sequence[Held], waiting: Sequence[int], error: Exception) -> None:
+    def _retry(self, step: int) -> None:
         # A step that fails again after another one has arrived is at fault itself.
-        if failed == self._suspect and failed not in self._aside:
-            self._aside.add(failed)
-            self._failures = 0
-            text = "step %d is not promoted to %s for now, later steps are: %s: %s. Repair the file, or remove the step"
-            _log.warning(text, failed, self.url, type(error).__name__, error)
-            self._emit("retry", state="failed", error=f"{type(error).__name__}: {error}")
+        held = self._sources.look()
+        waiting = self._waiting(held)
+        if step in self._aside or step not in waiting:
             return
-        self._failures += 1
-        others = [step for step in waiting if step != failed]
-        if self._failures == 1 or not others:
-            raise error
         try:
-            self._take(others[self._failures % len(others)], held, waiting)
-        except Exception:  # noqa: BLE001 - of the storage, probably
-            raise error from None
-        self._suspect = failed
+            self._take(step, held, waiting)
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            self._aside.add(step)
+            self.problem = f"{type(error).__name__}: {error}"
+            text = "step %d is not promoted to %s for now, others are: %s. Repair the file, or remove the step"
+            _log.warning(text, step, self.url, self.problem)
+            self._emit("retry", state="failed", error=self.problem)
 
     def _take(self, step: int, held: Sequence[Held], waiting: Sequence[int]) -> None:
         holders = [one for one in held if step in one.folders]
