@@ -227,8 +227,11 @@ class HostStorageReader(ByteStorageReader):
 
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
         del checkpoint_id
+        store = self._open_host_store()
+        if self._agreed is not None:
+            store.read_elsewhere(self._agreed.elsewhere)  # the shared directories
         return StoreBackend(
-            self._host_store(),
+            store,
             threads=self.thread_count,
             verify=self.verify,
             max_inflight_bytes=self.max_inflight_bytes,
@@ -238,13 +241,6 @@ class HostStorageReader(ByteStorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
         """See `names_host_store`."""
         return names_host_store(checkpoint_id)
-
-    def _host_store(self) -> HostStore:
-        """Return the store, which also reads the shared directories."""
-        store = self._open_host_store()
-        if self._agreed is not None:
-            store.read_elsewhere(self._agreed.elsewhere)
-        return store
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         """See `Storage`."""
