@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from dcp_format.checkpoints import stored_chunks
-from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader
+from dcp_format.checkpoints.stored_chunks import DecodingReader
 from dcp_io import LocalStore, ReadRequest
+from dcp_io.reading import stored_reader
+from dcp_io.reading.stored_reader import ChunkPieces
 from dcp_manifest import StoredChunk, StoredItem
 from dcp_manifest.index.columns import Framing
 
@@ -23,7 +24,7 @@ RANKS, TENSORS, CHUNK_BYTES = 6, 320, 16 << 10
 def read_bytes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Bytes that were read, by file."""
     found: Counter[str] = Counter()
-    real = stored_chunks.read_items
+    real = stored_reader.read_items
 
     def counting(store: LocalStore, requests: Iterable[ReadRequest]) -> None:
         requests = [*requests]
@@ -31,7 +32,7 @@ def read_bytes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             found[request.item.file] += request.stop - request.start
         real(store, requests)
 
-    monkeypatch.setattr(stored_chunks, "read_items", counting)
+    monkeypatch.setattr(stored_reader, "read_items", counting)
     return found
 
 
@@ -39,7 +40,7 @@ def of_ranks(folder: Path) -> list[ChunkPieces]:
     """Tensors of which each of six ranks holds a small part, in a file of its own."""
     for rank in range(RANKS):
         (folder / f"{rank}").write_bytes(bytes([rank]) * (TENSORS * CHUNK_BYTES))
-    reader = ChunkReader(LocalStore(folder))
+    reader = DecodingReader(LocalStore(folder))
     chunks = [[small(f"t{number}", rank, number) for rank in range(RANKS)] for number in range(TENSORS)]
     reader.prepare([chunk for of_tensor in chunks for chunk in of_tensor])
     return [ChunkPieces(reader, "uint8", (RANKS * CHUNK_BYTES,), of_tensor) for of_tensor in chunks]
@@ -88,12 +89,12 @@ def test_columns_are_decoded_once_while_there_is_room(
     ]
     decoded: Counter[StoredChunk] = Counter()
 
-    def decode(self: ChunkReader, chunk: StoredChunk) -> memoryview:
+    def decode(self: DecodingReader, chunk: StoredChunk) -> memoryview:
         decoded[chunk] += 1
         columns = whole[:, chunk.offsets[1] : chunk.offsets[1] + chunk.sizes[1]]
         return memoryview(columns.tobytes())
 
-    monkeypatch.setattr(ChunkReader, "_decode_now", decode)
-    pieces = ChunkPieces(ChunkReader(LocalStore(tmp_path)), "uint32", whole.shape, chunks)
+    monkeypatch.setattr(DecodingReader, "_decode_now", decode)
+    pieces = ChunkPieces(DecodingReader(LocalStore(tmp_path)), "uint32", whole.shape, chunks)
     assert b"".join(map(bytes, pieces.pieces(1 << 20))) == whole.tobytes()
     assert decoded.total() == decodes

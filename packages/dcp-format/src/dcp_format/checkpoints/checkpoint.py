@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -15,14 +15,10 @@ import numpy as np
 
 from dcp_core.encoding.compression import CompressionPolicy
 from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
-from dcp_core.storage.item_decoder import ItemDecoder
-from dcp_core.transforms import ExtensionRegistry
-from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader
+from dcp_format.checkpoints.stored_chunks import DecodingReader
 from dcp_format.content.content import Content, TensorEntry, WriteOptions, ticking
-from dcp_io import LocalStore, Payload, ReadRequest, Store, StoreBackend, Writable, WriteRequest, open_store
-from dcp_io.reading.read_engine import read_items
-from dcp_manifest import CheckpointIndex, StoredChunk, StoredItem, stored_tensors
+from dcp_io import LocalStore, Payload, Store, StoreBackend, Writable, WriteRequest, open_store
+from dcp_manifest import CheckpointIndex, StoredTensor, stored_tensors
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.folders.folder import METADATA_NAME, is_index_name
 from dcp_manifest.index.boxes import coverage_problems
@@ -115,15 +111,18 @@ def stored_content(store: Store, index: CheckpointIndex) -> Content:
     if problems:
         name, sentence = problems[0]
         raise CorruptCheckpointError(f"{sentence}; the checkpoint in {store.url} is incomplete", key=name)
-    reader = ChunkReader(store)
-    tensors = {entry.name: entry for entry in _entries(index, reader)}
-    reader.prepare([chunk for entry in tensors.values() for chunk in _chunks_of(entry)])
+    reader = DecodingReader(store)
+    if index.chunk_items is None and index.tensor_names:
+        raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
+    stored = [*stored_tensors(index)]
+    tensors = {each.name: _entry(reader, each) for each in stored}
+    reader.prepare([chunk for each in stored for chunk in each.chunks if chunk.nbytes])
     names = index.tensor_names
     targets = [names[row] for row in index.alias_targets.tolist()]
     return Content(
         url=store.url,
         tensors=tensors,
-        objects={name: functools.partial(_object, store, name, item) for name, item in stored_objects(index)},
+        objects={name: functools.partial(reader.object, name, item) for name, item in stored_objects(index)},
         aliases=dict(zip(index.alias_names, targets, strict=True)),
         paths=index.paths,
     )
@@ -139,24 +138,7 @@ def _check_owners(index: CheckpointIndex, url: str) -> None:
         )
 
 
-def _chunks_of(entry: TensorEntry) -> tuple[StoredChunk, ...]:
-    return entry.data.chunks if isinstance(entry.data, ChunkPieces) else ()
-
-
-def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntry]:
-    if index.chunk_items is None and index.tensor_names:
-        raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
-    for each in stored_tensors(index):
-        data = ChunkPieces(reader, each.dtype, each.shape, each.chunks)
-        flags = TensorFlags.from_bits(each.flags)
-        yield TensorEntry(each.name, each.dtype, each.shape, data, flags.requires_grad)
-
-
-def _object(store: Store, name: str, item: StoredItem) -> bytes:
-    decoder, found = ItemDecoder(ExtensionRegistry()), list[bytes]()
-
-    def done(data: memoryview) -> None:
-        found.append(bytes(decoder.object(name, item, data)))
-
-    read_items(store, [ReadRequest(name, item, 0, item.stored_bytes, None, done)])
-    return found[0]
+def _entry(reader: DecodingReader, tensor: StoredTensor) -> TensorEntry:
+    data = reader.tensor(tensor.dtype, tensor.shape, tensor.chunks)
+    flags = TensorFlags.from_bits(tensor.flags)
+    return TensorEntry(tensor.name, tensor.dtype, tensor.shape, data, flags.requires_grad)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from dcp_core.errors import CorruptCheckpointError
@@ -16,11 +14,9 @@ from dcp_core.tensors.kinds import is_wrapper, plain_values
 from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
 from dcp_core.transforms import ExtensionRegistry
 from dcp_io import ReadRequest, Store
-from dcp_io.reading.read_engine import read_items
+from dcp_io.reading.stored_reader import StoredReader
 from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest import StoredChunk, StoredItem
-
-R = TypeVar("R")
 
 _SMALL_BYTES = 256 << 10
 _BATCH_BYTES = 4 << 20
@@ -28,37 +24,30 @@ _KEPT_BATCHES = 4
 _KEPT_DECODED = 2
 # Boxes of columns need all of their chunks for each box: a chunk evicted between two boxes is decoded again.
 _DECODED_BYTES = 64 << 20
-# As many as a checkpoint's writer has: each of its threads has one that reads for it.
-_READ_AHEAD_THREADS = 2
 
 
-class ChunkReader:
-    """Reader of the decoded bytes of chunks. Thread-safe."""
+class DecodingReader(StoredReader):
+    """Reader of chunks of all kinds. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
         self._decoder = ItemDecoder(ExtensionRegistry())
         self._lock = threading.Lock()
         self._partial: dict[StoredChunk, PartialItem] = {}
         self._batch_of: dict[StoredChunk, int] = {}
         self._batches: list[list[StoredChunk]] = []
-        self._kept: RecentlyUsed[int, dict[StoredChunk, bytes]] = RecentlyUsed(_KEPT_BATCHES)
+        self._kept: RecentlyUsed[int, dict[StoredChunk, memoryview]] = RecentlyUsed(_KEPT_BATCHES)
         self._thrown: set[int] = set()
         self._decoded: RecentlyUsed[StoredChunk, memoryview] = RecentlyUsed(
             _KEPT_DECODED, weigh=len, free_weight=_DECODED_BYTES
         )
-        self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
-
-    def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Run a function in a reader thread."""
-        return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
         """Read archive directories, and batch small chunks that are neighbours in this order.
 
         Batches by file would be read whole for a single chunk of a tensor.
         """
-        self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), partial(read_items, self._store))
+        self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), self.run)
         for chunk in chunks:
             found = self._decoder.in_parts(chunk.name, chunk.item, chunk.sizes)
             if found is not None and found.dtype in (None, _dtype_of(chunk)):
@@ -74,12 +63,12 @@ class ChunkReader:
             self._batch_of[chunk] = len(self._batches) - 1
 
     def item(self, chunk: StoredChunk) -> StoredItem | None:
-        """Return the stored item of a chunk; None if the chunk must be decoded whole."""
+        """See `StoredReader`."""
         found = self._partial.get(chunk)
         return None if found is None else found.item
 
     def read(self, chunk: StoredChunk, start: int, into: memoryview) -> None:
-        """Fill `into` with the chunk's decoded bytes from `start` on. Raises CorruptCheckpointError for damage."""
+        """See `StoredReader`."""
         if not len(into):
             return
         if chunk not in self._partial:
@@ -87,9 +76,9 @@ class ChunkReader:
         elif chunk in self._batch_of:
             into[:] = self._small(chunk)[start : start + len(into)]
         else:
-            read_items(self._store, [self._request(chunk, start, start + len(into), into)])
+            self.run([self._request(chunk, start, into)])
 
-    def _small(self, chunk: StoredChunk) -> bytes:
+    def _small(self, chunk: StoredChunk) -> memoryview:
         """The chunk is read alone after its batch was evicted."""
         number = self._batch_of[chunk]
         with self._lock:
@@ -101,29 +90,15 @@ class ChunkReader:
                 return batch[chunk]
         return self._read_batch([chunk])[chunk]
 
-    def _request(
-        self,
-        chunk: StoredChunk,
-        start: int,
-        stop: int,
-        into: memoryview | None,
-        done: Callable[[memoryview], None] | None = None,
-    ) -> ReadRequest:
+    def _request(self, chunk: StoredChunk, start: int, into: memoryview) -> ReadRequest:
         found = self._partial[chunk]
         return ReadRequest(
-            chunk.name, found.item, start, stop, into, done, decoder=found.decoder, decoded_bytes=chunk.nbytes
+            chunk.name, found.item, start, start + len(into), into, decoder=found.decoder, decoded_bytes=chunk.nbytes
         )
 
-    def _read_batch(self, chunks: Sequence[StoredChunk]) -> dict[StoredChunk, bytes]:
-        found: dict[StoredChunk, bytes] = {}
-
-        def keep(chunk: StoredChunk) -> Callable[[memoryview], None]:
-            def done(data: memoryview) -> None:
-                found[chunk] = bytes(data)
-
-            return done
-
-        read_items(self._store, [self._request(chunk, 0, chunk.nbytes, None, keep(chunk)) for chunk in chunks])
+    def _read_batch(self, chunks: Sequence[StoredChunk]) -> dict[StoredChunk, memoryview]:
+        found = {chunk: np.empty(chunk.nbytes, np.uint8).data for chunk in chunks}
+        self.run([self._request(chunk, 0, into) for chunk, into in found.items()])
         return found
 
     def _decode(self, chunk: StoredChunk) -> memoryview:
@@ -135,21 +110,20 @@ class ChunkReader:
             return data
 
     def _decode_now(self, chunk: StoredChunk) -> memoryview:
-        item, found = chunk.item, list[memoryview]()
+        dtype, data = _dtype_of(chunk), self.whole({chunk.name: chunk.item})[chunk.name]
+        tensor = self._decoder.tensor(chunk.name, chunk.item, data, dtype, chunk.sizes)
+        if is_wrapper(tensor):  # files of other formats hold its values
+            tensor = plain_values(chunk.name, tensor)
+        if tensor.is_quantized or tensor.dtype is not (dtype or torch.uint8):
+            raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
+        values = tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg()))
+        if len(values) != chunk.nbytes:
+            raise _damage(chunk, f"it holds {len(values)} bytes of values, not {chunk.nbytes}")
+        return values
 
-        def done(data: memoryview) -> None:
-            dtype = _dtype_of(chunk)
-            tensor = self._decoder.tensor(chunk.name, item, data, dtype, chunk.sizes)
-            if is_wrapper(tensor):  # files of other formats hold its values
-                tensor = plain_values(chunk.name, tensor)
-            if tensor.is_quantized or tensor.dtype is not (dtype or torch.uint8):
-                raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
-            found.append(tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg())))
-
-        read_items(self._store, [ReadRequest(chunk.name, item, 0, item.stored_bytes, None, done)])
-        if len(found[0]) != chunk.nbytes:
-            raise _damage(chunk, f"it holds {len(found[0])} bytes of values, not {chunk.nbytes}")
-        return found[0]
+    def object(self, name: str, item: StoredItem) -> bytes:
+        """Return a stored object."""
+        return bytes(self._decoder.object(name, item, self.whole({name: item})[name]))
 
 
 def _dtype_of(chunk: StoredChunk) -> torch.dtype | None:

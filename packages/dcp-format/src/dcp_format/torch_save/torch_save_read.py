@@ -30,8 +30,7 @@ from dcp_core.objects.allowed_globals import allowed_globals, how_to_allow
 from dcp_core.objects.object_bytes import ObjectArchive, dump_object, read_archive
 from dcp_core.state_dict.flatten import flatten, name_empty_mappings
 from dcp_core.tensors.tensor_memory import TensorPieces
-from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader
+from dcp_format.checkpoints.stored_chunks import DecodingReader
 from dcp_format.content.content import Content, TensorEntry
 from dcp_format.safetensors.safetensors_index import read_weight_map
 from dcp_io import LocalStore, PiecewiseData
@@ -170,7 +169,7 @@ class _Located:
         self._records: _ArchiveRecords | None = records
         self._base = records.address
         self._bytes = records.nbytes
-        self._reader = ChunkReader(self._store)
+        self._reader = DecodingReader(self._store)
         self._chunks: list[StoredChunk] = []
         self._crcs = records.crcs
 
@@ -193,7 +192,7 @@ class _Located:
         item = StoredItem(self._name, start, size, 0, size, Framing.RAW, crc32)
         chunk = StoredChunk(name, dtype, (0,) * tensor.dim(), shape, item)
         self._chunks.append(chunk)
-        return ChunkPieces(self._reader, dtype, shape, [chunk])
+        return self._reader.tensor(dtype, shape, [chunk])
 
     def _check_storage(self, tensor: torch.Tensor) -> None:
         """Check the CRCs of a tensor's storage, if they will not be checked later."""

@@ -25,7 +25,7 @@ from dcp_manifest import UnsafeCheckpointError, UnsupportedFormatError
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
 _DAMAGED = "damaged"
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 16 << 20
 _SHOWN_LETTERS = 60
 _SAME_LETTERS = 20  # before the first that differs
 Bits = npt.NDArray[np.uint8]

@@ -24,10 +24,10 @@ from dcp_inspect.printing.output import count_bytes, json_option, metrics_text, 
 from dcp_inspect.printing.suggestions import hint
 from dcp_inspect.printing.table import print_table
 from dcp_inspect.printing.tree import tree_lines
-from dcp_inspect.reading.stored_content import read_objects
 from dcp_inspect.reading.values import array_of, is_number
 from dcp_io import open_store
 from dcp_io.archives.stored_objects import outline_of_tensor, read_plain_object
+from dcp_io.reading.stored_reader import StoredReader
 from dcp_manifest import (
     CheckpointIndex,
     CheckpointNotFoundError,
@@ -308,9 +308,10 @@ def _classes_of_tensors(path: str | os.PathLike[str], index: CheckpointIndex, ro
     items = {name: item for name, item in archives if item.stored_bytes <= _SMALL_TENSOR_BYTES}
     found: dict[str, str] = {}
     with contextlib.suppress(DcpError, OSError):
-        for name, data in read_objects(open_store(folder_of(path)), dict(list(items.items())[:_MAX_TENSORS])).items():
+        reader = StoredReader(open_store(folder_of(path)))
+        for name, data in reader.whole(dict(list(items.items())[:_MAX_TENSORS])).items():
             with contextlib.suppress(ValueError):
-                if (text := outline_of_tensor(data)) is not None:
+                if (text := outline_of_tensor(bytes(data))) is not None:
                     found[name] = text
     return found
 
@@ -320,10 +321,10 @@ def _plain_values(path: str | os.PathLike[str], items: Mapping[str, StoredItem])
         return {}
     found: dict[str, str] = {}
     try:
-        stored = read_objects(open_store(folder_of(path)), items)
+        stored = StoredReader(open_store(folder_of(path))).whole(items)
     except (DcpError, OSError):  # `verify` reports the damage
         return found
     for name, data in stored.items():
         with contextlib.suppress(ValueError):  # of a class, or with a tensor in it
-            found[name] = repr(read_plain_object(data))
+            found[name] = repr(read_plain_object(bytes(data)))
     return found

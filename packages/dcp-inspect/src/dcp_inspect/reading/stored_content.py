@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
-from dcp_io import ReadRequest, Store
-from dcp_io.reading.read_engine import read_items
-from dcp_manifest import CheckpointIndex, CorruptCheckpointError, StoredChunk, StoredItem, StoredTensor, stored_tensors
+from dcp_io import Store
+from dcp_io.reading.stored_reader import StoredReader
+from dcp_manifest import CheckpointIndex, CorruptCheckpointError, StoredItem, StoredTensor, stored_tensors
 from dcp_manifest.index.boxes import coverage_problems
 from dcp_manifest.index.columns import ItemKind
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.stored_tensors import stored_objects
 
-# dcp-format reads larger single rows, because it can split rows.
-_MAX_ROW_BYTES = 256 << 20
 OpenContent = Callable[[], Any]
 
 
@@ -77,10 +71,11 @@ def stored_content(store: Store, index: CheckpointIndex, open_other: OpenContent
         for content in opened:
             content.close()
 
+    reader = StoredReader(store)
     return StoredContent(
         url=store.url,
-        tensors={one.name: _entry(store, one, other) for one in stored_tensors(index)},
-        objects={name: _object(store, name, item, other) for name, item in stored_objects(index)},
+        tensors={one.name: _entry(reader, one, other) for one in stored_tensors(index)},
+        objects={name: _object(reader, name, item, other) for name, item in stored_objects(index)},
         aliases={
             name: index.tensor_names[row]
             for name, row in zip(index.alias_names, index.alias_targets.tolist(), strict=True)
@@ -89,47 +84,21 @@ def stored_content(store: Store, index: CheckpointIndex, open_other: OpenContent
     )
 
 
-def read_object(store: Store, name: str, item: StoredItem) -> bytes:
-    """Read an object's verified bytes."""
-    return read_objects(store, {name: item})[name]
-
-
-def read_objects(store: Store, items: Mapping[str, StoredItem]) -> dict[str, bytes]:
-    """Read objects' verified bytes with few requests."""
-    found: dict[str, bytes] = {}
-
-    def keep(name: str) -> Callable[[memoryview], None]:
-        def done(data: memoryview) -> None:
-            found[name] = bytes(data)
-
-        return done
-
-    read_items(store, [ReadRequest(name, item, 0, item.stored_bytes, None, keep(name)) for name, item in items.items()])
-    return found
-
-
-def _object(store: Store, name: str, item: StoredItem, other: OpenContent) -> Callable[[], bytes]:
-    if item.kind is ItemKind.ARCHIVE:
-        return functools.partial(read_object, store, name, item)
-
+def _object(reader: StoredReader, name: str, item: StoredItem, other: OpenContent) -> Callable[[], bytes]:
     def read() -> bytes:
         data: bytes = other().objects[name]()
         return data
 
-    return read
+    return read if item.kind is not ItemKind.ARCHIVE else lambda: bytes(reader.whole({name: item})[name])
 
 
-def _entry(store: Store, tensor: StoredTensor, other: OpenContent) -> TensorEntry:
-    item_bytes = ITEM_BYTES.get(tensor.dtype, 0)
-    rows = _Rows(store, tensor, item_bytes)
-    plain = all(map(_is_plain, tensor.chunks)) and item_bytes and rows.row_bytes <= _MAX_ROW_BYTES
-    data: Any = rows if plain else _Elsewhere(rows.nbytes, lambda: other().tensors[tensor.name].data)
+def _entry(reader: StoredReader, tensor: StoredTensor, other: OpenContent) -> TensorEntry:
+    if tensor.dtype in ITEM_BYTES and all(chunk.item.kind is ItemKind.RAW for chunk in tensor.chunks):
+        data: Any = reader.tensor(tensor.dtype, tensor.shape, tensor.chunks)
+    else:
+        nbytes = math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, 0)
+        data = _Elsewhere(nbytes, lambda: other().tensors[tensor.name].data)
     return TensorEntry(tensor.name, tensor.dtype, tensor.shape, data)
-
-
-def _is_plain(chunk: StoredChunk) -> bool:
-    """Whether a chunk's stored bytes are its values and can be verified in parts."""
-    return chunk.item.kind is ItemKind.RAW and not chunk.item.has_one_crc
 
 
 class _Elsewhere:
@@ -142,39 +111,3 @@ class _Elsewhere:
 
     def rows(self, start: int, stop: int) -> Any:
         return self._find().rows(start, stop)
-
-
-class _Rows:
-    def __init__(self, store: Store, tensor: StoredTensor, item_bytes: int) -> None:
-        self._store = store
-        self._tensor = tensor
-        self._shape = tensor.shape or (1,)
-        self._item_bytes = item_bytes
-        self.row_bytes = math.prod(self._shape[1:]) * item_bytes
-        self.nbytes = self._shape[0] * self.row_bytes
-
-    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        step = max(1, max_bytes // max(1, self.row_bytes))
-        for start in range(0, self._shape[0] if self.nbytes else 0, step):
-            yield self.rows(start, min(self._shape[0], start + step))
-
-    def rows(self, start: int, stop: int) -> memoryview:
-        """Read rows [start, stop), and others only in their CRC blocks."""
-        slab = np.empty((stop - start, *self._shape[1:], self._item_bytes), np.uint8)
-        parts: list[tuple[tuple[slice, ...], npt.NDArray[np.uint8]]] = []
-        requests = []
-        for chunk in self._tensor.chunks if slab.size else ():
-            offsets, sizes = chunk.offsets or (0,), chunk.sizes or (1,)
-            first, last = max(start, offsets[0]), min(stop, offsets[0] + sizes[0])
-            if first >= last or not math.prod(sizes):
-                continue
-            row_bytes = math.prod(sizes[1:]) * self._item_bytes
-            part = np.empty((last - first, *sizes[1:], self._item_bytes), np.uint8)
-            inner = (slice(at, at + size) for at, size in zip(offsets[1:], sizes[1:], strict=True))
-            parts.append(((slice(first - start, last - start), *inner), part))
-            begin, end = (first - offsets[0]) * row_bytes, (last - offsets[0]) * row_bytes
-            requests.append(ReadRequest(chunk.name, chunk.item, begin, end, part.reshape(-1).data))
-        read_items(self._store, requests)
-        for place, part in parts:
-            slab[place] = part
-        return slab.reshape(-1).data

@@ -1,17 +1,20 @@
-"""Stream of a whole tensor's bytes in row-major order, read from its stored chunks piece by piece."""
+"""Stored tensors and objects as bytes on the host; a tensor's are put together from its chunks, piece by piece."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.errors import CorruptCheckpointError
-from dcp_format.checkpoints.stored_chunks import ChunkReader
-from dcp_io import crc32
-from dcp_manifest import StoredChunk
+from dcp_io.archives.crc import crc32
+from dcp_io.reading.read_engine import read_items
+from dcp_io.requests import ReadRequest, ReadStats
+from dcp_io.stores.store import Store
+from dcp_manifest import CorruptCheckpointError, StoredChunk, StoredItem
 from dcp_manifest.index.columns import block_bytes
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
@@ -19,14 +22,52 @@ from dcp_manifest.index.dtypes import ITEM_BYTES
 _PIECE_BYTES = 4 << 20
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 Step = tuple[StoredChunk, int, int]
+R = TypeVar("R")
+# As many as a checkpoint's writer has: each of its threads has one that reads for it.
+_READ_AHEAD_THREADS = 2
+
+
+class StoredReader:
+    """Reader of stored values. This one needs no torch: it reads chunks whose stored bytes are values. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-values")  # starts none yet
+
+    def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
+        """Run a function in a reader thread."""
+        return self._pool.submit(function, *arguments)
+
+    def run(self, requests: Sequence[ReadRequest]) -> ReadStats:
+        """Read and verify."""
+        return read_items(self._store, requests)
+
+    def whole(self, items: Mapping[str, StoredItem]) -> dict[str, memoryview]:
+        """Read items whole, as they are stored, with few requests."""
+        found = {name: np.empty(item.stored_bytes, np.uint8).data for name, item in items.items()}
+        self.run([ReadRequest(name, item, 0, item.stored_bytes, found[name]) for name, item in items.items()])
+        return found
+
+    def tensor(self, dtype: str, shape: tuple[int, ...], chunks: Sequence[StoredChunk]) -> ChunkPieces:
+        """Return the stream of a tensor's bytes."""
+        return ChunkPieces(self, dtype, shape, chunks)
+
+    def item(self, chunk: StoredChunk) -> StoredItem | None:
+        """Return the stored item of a chunk; None if the chunk must be decoded whole."""
+        return chunk.item
+
+    def read(self, chunk: StoredChunk, start: int, into: memoryview) -> None:
+        """Fill `into` with the chunk's decoded bytes from `start` on. Raises CorruptCheckpointError for damage."""
+        if len(into):
+            self.run([ReadRequest(chunk.name, chunk.item, start, start + len(into), into)])
 
 
 class ChunkPieces:
-    """Stream of a tensor's bytes, read from its chunks; implements `dcp_io.PiecewiseData`."""
+    """Stream of a tensor's bytes, read from its chunks; implements `PiecewiseData`."""
 
     __slots__ = ("_item_bytes", "_reader", "_shape", "chunks", "nbytes")
 
-    def __init__(self, reader: ChunkReader, dtype: str, shape: tuple[int, ...], chunks: Sequence[StoredChunk]) -> None:
+    def __init__(self, reader: StoredReader, dtype: str, shape: tuple[int, ...], chunks: Sequence[StoredChunk]) -> None:
         if dtype not in ITEM_BYTES:
             name = chunks[0].name if chunks else None
             raise CorruptCheckpointError(f"the dtype {dtype!r} is not known to this version", key=name)
@@ -156,7 +197,7 @@ class _WholeCheck:
     def __init__(self) -> None:
         self._value = 0
 
-    def update(self, reader: ChunkReader, step: Step, piece: memoryview) -> None:
+    def update(self, reader: StoredReader, step: Step, piece: memoryview) -> None:
         chunk, start, size = step
         item = reader.item(chunk)
         if item is None or not item.has_one_crc:

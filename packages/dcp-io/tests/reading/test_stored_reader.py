@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_core import CorruptCheckpointError
-from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import LocalStore, crc32
-from dcp_manifest import StoredChunk, StoredItem
+from dcp_io.reading.stored_reader import StoredReader
+from dcp_manifest import CorruptCheckpointError, StoredChunk, StoredItem
 from dcp_manifest.index.columns import Framing
 
 
@@ -34,9 +32,7 @@ def halves(folder: Path, whole: np.ndarray, *, flipped: int | None) -> list[Stor
 def test_boxes_of_columns_are_checked(tmp_path: Path, flipped: int | None, max_bytes: int) -> None:
     whole = np.arange(4096 * 64, dtype=np.float32).reshape(4096, 64)
     chunks = halves(tmp_path, whole, flipped=flipped)
-    reader = ChunkReader(LocalStore(tmp_path))
-    reader.prepare(chunks)
-    pieces = ChunkPieces(reader, "float32", whole.shape, chunks).pieces(max_bytes)
+    pieces = StoredReader(LocalStore(tmp_path)).tensor("float32", whole.shape, chunks).pieces(max_bytes)
     if flipped is None:
         assert b"".join(map(bytes, pieces)) == whole.tobytes()
         return
