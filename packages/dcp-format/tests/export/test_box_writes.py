@@ -1,12 +1,9 @@
-"""Runs of bytes of boxes: every box of a tensor, written run by run, gives the bytes that numpy gives."""
+"""Every box of a tensor, written run by run, gives the bytes that numpy gives."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dcp_core import (
     ChunkStorageMetadata,
@@ -18,40 +15,9 @@ from dcp_core import (
 )
 from dcp_core.errors import DcpError
 from dcp_format.export import box_writes
-from dcp_format.export.box_writes import BoxRuns, write_box
+from dcp_format.export.box_writes import write_box
 from dcp_format.export.file_map import TensorPlace
 from dcp_io import LocalStore
-
-
-@st.composite
-def boxes(draw):
-    shape = draw(st.lists(st.integers(1, 6), max_size=4))
-    offsets = [draw(st.integers(0, size - 1)) for size in shape]
-    sizes = [draw(st.integers(0, size - at)) for size, at in zip(shape, offsets, strict=True)]
-    return shape, offsets, sizes
-
-
-@given(boxes())
-@settings(max_examples=200)
-def test_runs_are_the_bytes_of_the_box(box):
-    shape, offsets, sizes = box
-    runs = BoxRuns(shape, offsets, sizes, 4)
-    numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    inside = numbers[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))].reshape(-1)
-    found = [start // 4 + step for start in runs.starts(0, runs.count) for step in range(runs.run_bytes // 4)]
-    assert found == inside.tolist()
-    begin, end = runs.extent
-    if len(inside):
-        assert (begin, end) == (4 * inside[0], 4 * (inside[-1] + 1))
-    else:
-        assert begin == end
-
-
-def test_runs_are_as_long_as_they_can_be():
-    assert BoxRuns((8, 4, 5), (2, 0, 0), (3, 4, 5), 2).count == 1
-    assert BoxRuns((8, 4, 5), (2, 1, 0), (3, 2, 5), 2).count == 3
-    assert BoxRuns((8, 4, 5), (2, 1, 1), (3, 2, 3), 2).count == 6
-    assert BoxRuns((), (), (), 8).run_bytes == 8
 
 
 def item(shape, offsets, sizes, dtype):

@@ -58,6 +58,20 @@ def test_joined_runs_hold_all_and_bridge_no_gap_that_is_too_large(dims, gap):
         assert not inside or start - stop < gap
 
 
+@given(DIMS, st.integers(0, 200), st.integers(1, 200))
+def test_spans_are_a_part_of_the_bytes_in_order(dims, position, length):
+    runs = box_runs(*box_of(dims), 2)
+    numbers = [n for a, b in listed(runs, 0, 1 << 20) for n in range(a, b)]
+    assert len(numbers) == runs.count * runs.run_bytes
+    wanted = numbers[position : position + length]
+    if not wanted:
+        return
+    spans = [*runs.spans(position, len(wanted))]
+    assert [start + step for start, _, size in spans for step in range(size)] == wanted
+    assert [offset + step for _, offset, size in spans for step in range(size)] == [*range(len(wanted))]
+    assert runs.starts(0, runs.count).tolist() == [start for start, _ in listed(runs, 0, 1 << 20)]
+
+
 def test_within_takes_memory_for_the_range_only():
     runs = Runs(5, 1 << 13, (4, 1 << 36), (1 << 51, 1 << 14))  # 2**38 runs
     middle = 5 + (1 << 51) + (1 << 40)

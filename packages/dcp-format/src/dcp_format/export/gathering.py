@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from dcp_core import SavePlanner, WriteItem
 from dcp_core.errors import DcpError
-from dcp_format.export.box_writes import BoxRuns, cast_pieces, copy_run_bytes
+from dcp_format.export.box_writes import cast_pieces, copy_run_bytes
 from dcp_format.export.file_map import tensor_data_of
 from dcp_format.export.shared_files import Gather
+from dcp_manifest.index.runs import Runs
 from dcp_ranks import NOT_NOW, Stream, StreamError, Streams
 from dcp_ranks.streams.dispatcher import Dispatcher
 from dcp_ranks.streams.reception import NotNow
@@ -60,7 +61,7 @@ class Gathering:
         self._next = 0
         self._done = False
         self._blocks = _Blocks()
-        self._runs: dict[tuple[int, int], BoxRuns] = {}
+        self._runs: dict[tuple[int, int], Runs] = {}
         self._order: dict[Key, int] = {}
         self._bands: list[_Band] = []
         for gather in gathers:
@@ -222,7 +223,7 @@ class Gathering:
                 self._wait(lambda: self._next)
         self._put(self._bands[place], box, position, piece)
 
-    def _runs_of(self, gather: Gather, box: int) -> BoxRuns:
+    def _runs_of(self, gather: Gather, box: int) -> Runs:
         key = gather.number, box
         if key not in self._runs:
             self._runs[key] = gather.runs(gather.boxes[box])
@@ -263,15 +264,16 @@ class _Sending:
         self._runs = gather.runs(gather.boxes[self.box])
         self._pieces = cast_pieces(item, planner.resolve_data(item), gather.place.dtype)
         self._piece = memoryview(b"")
-        self._position = 0
+        self._position = self._reached = self._end = 0
 
     def until(self, stop: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in the box, bytes) before the byte offset `stop` of the tensor."""
-        end = self._runs.bytes_before(stop) if self._runs.run_bytes else 0
-        while self._position < end:
+        """Yield (offset in the box, bytes) before the byte offset `stop` of the tensor, which ascends."""
+        starts, stops = self._runs.within(self._reached, stop)
+        self._reached, self._end = stop, self._end + int((stops - starts).sum())
+        while self._position < self._end:
             if not self._piece:
                 self._piece = next(self._pieces)
-            part = self._piece[: end - self._position]
+            part = self._piece[: self._end - self._position]
             yield self._position, part
             self._position += len(part)
             self._piece = self._piece[len(part) :]

@@ -14,11 +14,11 @@ from functools import partial
 from dcp_core import SavePlan, WriteItem
 from dcp_core.errors import DcpError
 from dcp_core.tables.plan_columns import columns_of
-from dcp_format.export.box_writes import BoxRuns
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, TensorPlace, tensor_data_of
 from dcp_io import RangeSink
 from dcp_io.saves.save_files import this_process
 from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.runs import Runs, box_runs
 
 _BAND_BYTES = 4 << 20
 # A guess: on ext4, runs of 8 KiB took as long to pass on as to write one by one; shorter ones are more system calls.
@@ -59,9 +59,9 @@ class Gather:
         """Ranks that send or write parts of the tensor."""
         return {box.rank for box in self.boxes} | {*self.owners}
 
-    def runs(self, box: RankBox) -> BoxRuns:
+    def runs(self, box: RankBox) -> Runs:
         """Return a box's runs of bytes in the tensor."""
-        return BoxRuns(self.shape, box.offsets, box.sizes, ITEM_BYTES[self.place.dtype])
+        return box_runs(self.shape, box.offsets, box.sizes, ITEM_BYTES[self.place.dtype])
 
 
 def gather_columns(plans: Sequence[SavePlan], files: Iterable[PlannedFile]) -> list[Gather]:
@@ -114,7 +114,7 @@ def _boxes(plans: Sequence[SavePlan]) -> Mapping[str, list[RankBox]]:
 
 
 def _is_scattered(tensor: ExportedTensor, box: RankBox) -> bool:
-    runs = BoxRuns(tensor.shape, box.offsets, box.sizes, ITEM_BYTES[tensor.dtype])
+    runs = box_runs(tensor.shape, box.offsets, box.sizes, ITEM_BYTES[tensor.dtype])
     return runs.count > 1 and 0 < runs.run_bytes < _SMALL_RUN_BYTES
 
 
@@ -228,8 +228,10 @@ def _first_writers(plans: Sequence[SavePlan], places: Mapping[str, TensorPlace])
     for rank, plan in enumerate(plans):
         for item in plan.items:
             place = places[item.index.fqn]
-            begin = place.offset + _runs(item, place).extent[0]
-            first[place.file] = min(first.get(place.file, (begin, rank)), (begin, rank))
+            runs = _runs(item, place)
+            if runs.run_bytes:
+                begin = place.offset + runs.start
+                first[place.file] = min(first.get(place.file, (begin, rank)), (begin, rank))
     return {name: rank for name, (_, rank) in first.items()}
 
 
@@ -264,7 +266,8 @@ def host_conflict(plans: Sequence[SavePlan], hosts: Sequence[str]) -> str | None
             blocks[name].append((0, -(-len(header) // RangeSink.shared_block_bytes), host))
         for item in plan.items:
             place = part.places[item.index.fqn]
-            begin, end = (place.offset + at for at in _runs(item, place).extent)
+            runs = _runs(item, place)
+            begin, end = place.offset + runs.start, place.offset + runs.stop
             if begin < end:
                 blocks[place.file].append(
                     (begin // RangeSink.shared_block_bytes, -(-end // RangeSink.shared_block_bytes), host)
@@ -278,6 +281,6 @@ def host_conflict(plans: Sequence[SavePlan], hosts: Sequence[str]) -> str | None
     return None
 
 
-def _runs(item: WriteItem, place: TensorPlace) -> BoxRuns:
+def _runs(item: WriteItem, place: TensorPlace) -> Runs:
     data = tensor_data_of(item)
-    return BoxRuns(data.size, data.chunk.offsets, data.chunk.sizes, ITEM_BYTES[place.dtype])
+    return box_runs(data.size, data.chunk.offsets, data.chunk.sizes, ITEM_BYTES[place.dtype])

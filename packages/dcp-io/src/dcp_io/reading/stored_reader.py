@@ -17,6 +17,7 @@ from dcp_io.stores.store import Store
 from dcp_manifest import CorruptCheckpointError, StoredChunk, StoredItem
 from dcp_manifest.index.columns import block_bytes
 from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.runs import box_runs
 
 # Size of one read: large enough for the storage, small enough for the processor's cache.
 _PIECE_BYTES = 4 << 20
@@ -166,8 +167,7 @@ class ChunkPieces:
         inside = tuple(start - at for start, at in zip(first, chunk.offsets, strict=True))
         lengths = tuple(stop - start for start, stop in zip(first, last, strict=True))
         # A box of `boxes_of` spans all dimensions after the one that is split: it is one run of the chunk's bytes.
-        strides = [math.prod(chunk.sizes[dim + 1 :]) for dim in range(len(chunk.sizes))]
-        start = sum(at * stride for at, stride in zip(inside, strides, strict=True)) * self._item_bytes
+        start = box_runs(chunk.sizes, inside, lengths, self._item_bytes).start
         part = np.empty(math.prod(lengths) * self._item_bytes, np.uint8)
         self._reader.read(chunk, start, part.data)
         place = tuple(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,29 @@ class Runs:
     def stop(self) -> int:
         """End of the last run."""
         return self.start + _span(self.counts, self.strides, self.run_bytes)
+
+    @property
+    def count(self) -> int:
+        """Number of runs."""
+        return math.prod(self.counts)
+
+    def starts(self, first: int, last: int) -> I64:
+        """Return the starts of the runs [first, last), counted from 0."""
+        numbers, found = np.arange(first, last, dtype=np.int64), np.full(last - first, self.start, np.int64)
+        for count, stride in zip(reversed(self.counts), reversed(self.strides), strict=True):
+            numbers, index = np.divmod(numbers, count)
+            found += index * stride
+        return found
+
+    def spans(self, position: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (start, offset, size) of each part of `length` of the runs' bytes, from number `position` on."""
+        first, within = divmod(position, self.run_bytes)
+        offset = 0
+        for start in self.starts(first, -(-(position + length) // self.run_bytes)).tolist():
+            size = min(self.run_bytes - within, length - offset)
+            yield start + within, offset, size
+            offset += size
+            within = 0
 
     def joined(self, gap_bytes: int) -> Runs:
         """Close inner gaps below `gap_bytes`."""
