@@ -15,6 +15,7 @@ import torch
 from dcp_core.errors import UnsupportedValueError
 from dcp_core.tensors.devices import CopyStream, device_module, pinned_buffer
 from dcp_core.tensors.kinds import is_wrapper
+from dcp_manifest.index.boxes import intersect
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 Copy = Callable[[torch.Tensor, torch.Tensor], None]
@@ -70,15 +71,10 @@ class BoxCopy:
         flat = torch.frombuffer(data, dtype=torch.uint8).view(self._dtype)
         start = position // self._dtype.itemsize
         for offsets, lengths in element_boxes(self._sizes, start, start + flat.numel()):
-            first = tuple(map(max, offsets, self._offsets))
-            extent = [
-                min(offset + length, mine + wanted) - begin
-                for offset, length, mine, wanted, begin in zip(
-                    offsets, lengths, self._offsets, self._lengths, first, strict=True
-                )
-            ]
-            if min(extent) <= 0:
+            shared = intersect((offsets, lengths), (self._offsets, self._lengths))
+            if shared is None:
                 continue
+            first, extent = shared
             place = sum(begin * stride for begin, stride in zip(first, self._strides, strict=True)) - start
             target = self._target
             for dim, (begin, mine, length) in enumerate(zip(first, self._offsets, extent, strict=True)):

@@ -15,6 +15,7 @@ from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import ReadRequest, ReadStats
 from dcp_io.stores.store import Store
 from dcp_manifest import CorruptCheckpointError, StoredChunk, StoredItem
+from dcp_manifest.index.boxes import intersect
 from dcp_manifest.index.columns import block_bytes
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.runs import box_runs
@@ -157,15 +158,11 @@ class ChunkPieces:
     def _fill(
         self, slab: npt.NDArray[np.uint8], offsets: tuple[int, ...], sizes: tuple[int, ...], chunk: StoredChunk
     ) -> None:
-        first = tuple(map(max, offsets, chunk.offsets))
-        last = tuple(
-            min(offset + size, at + have)
-            for offset, size, at, have in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)
-        )
-        if any(start >= stop for start, stop in zip(first, last, strict=True)):
+        shared = intersect((offsets, sizes), (chunk.offsets, chunk.sizes))
+        if shared is None:
             return
+        first, lengths = shared
         inside = tuple(start - at for start, at in zip(first, chunk.offsets, strict=True))
-        lengths = tuple(stop - start for start, stop in zip(first, last, strict=True))
         # A box of `boxes_of` spans all dimensions after the one that is split: it is one run of the chunk's bytes.
         start = box_runs(chunk.sizes, inside, lengths, self._item_bytes).start
         part = np.empty(math.prod(lengths) * self._item_bytes, np.uint8)
