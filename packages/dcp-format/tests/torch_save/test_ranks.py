@@ -152,7 +152,7 @@ def test_a_full_disk_amid_a_consolidation(ranks: Any, tmp_path: Path, world_size
     """No file of a set appears unless all are written: a folder without an index would be taken for the model."""
 
     def consolidate(parts: str, out: str) -> str:
-        from dcp_format.safetensors import safetensors_write as module
+        from dcp_format.hugging_face import consolidate as module
 
         real = module.write_tensor_file
 

@@ -314,8 +314,7 @@ def _probe(store: Store) -> None:
     try:
         store.make()
         doing = "create a file"
-        sink = store.create(name)
-        try:
+        with store.create(name) as sink:
             sink.write([b"created"])
             sink.close()
             doing = "replace a file"
@@ -325,9 +324,6 @@ def _probe(store: Store) -> None:
             found = store.read(name)
             doing = "remove a file"
             store.delete(name)
-        except BaseException:
-            sink.abort()
-            raise
     except OSError as error:
         raise StorageError(f"{store.url}: it is not possible to {doing} there: {error}") from error
     if found != b"replaced":

@@ -45,18 +45,13 @@ def send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed
     memory = memoryview(bytearray(_PIECE_BYTES))
     with contextlib.closing(source.open(name)) as opened:
         size = opened.size()
-        sink = target.create(name)
-        try:
+        with target.create(name) as sink:
             for position in range(0, size, _PIECE_BYTES):
                 piece = memory[: min(_PIECE_BYTES, size - position)]
                 opened.read_into(position, [piece])
                 crcs.take(position, piece)
                 sink.write([piece])
                 passed(len(piece))
-            sink.close()
-        except BaseException:
-            sink.abort()
-            raise
 
 
 def read_journal(target: Store, save_id: str, name: str = JOURNAL) -> dict[str, int]:

@@ -87,8 +87,7 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]
     store.make()
     sweep(store, {place.name}.__contains__)
     temporary = temporary_name(place.name)
-    sink = store.create(temporary)
-    with aborting(sink):
+    with store.create(temporary) as sink:
         yield sink
         sink.close()
         give_name(place.parent / temporary, place, overwrite=overwrite)
@@ -112,16 +111,6 @@ def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
             os.unlink(temporary)
             return
     os.replace(temporary, place)
-
-
-@contextlib.contextmanager
-def aborting(sink: Sink) -> Iterator[None]:
-    """Abort the sink, which removes its file, after an error."""
-    try:
-        yield
-    except BaseException:
-        sink.abort()
-        raise
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:

@@ -22,7 +22,7 @@ from dcp_format.content.content import TensorEntry
 from dcp_format.content.new_file import sweep, temporary_name
 from dcp_format.safetensors.complete_set import Stamp, fresh_name, save_id_of
 from dcp_format.safetensors.safetensors_index import earlier_files, open_safetensors, shard_name
-from dcp_format.safetensors.safetensors_write import create_tensor_file, publish_files, sizes_of
+from dcp_format.safetensors.safetensors_write import publish_files, sizes_of, write_tensor_file
 from dcp_io import LocalStore
 
 _INFLIGHT_BYTES = 16 << 20
@@ -144,7 +144,10 @@ class _Plan:
 
         def write(pair: tuple[str, str]) -> None:
             name, place = pair
-            create_tensor_file(store, place, self.entries[name], self.metadata, _INFLIGHT_BYTES // threads)
+            with store.create(place) as sink:
+                write_tensor_file(
+                    sink, self.entries[name], self.metadata, max_inflight_bytes=_INFLIGHT_BYTES // threads
+                )
 
         try:
             with ThreadPoolExecutor(threads, thread_name_prefix="dcp-consolidate") as pool:

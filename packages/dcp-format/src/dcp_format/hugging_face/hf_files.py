@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dcp_core import SavePlanner, WriteItem, WriteResult
-from dcp_format.content.new_file import aborting
 from dcp_format.export.box_writes import cast_pieces
 from dcp_format.export.file_map import form_of, tensor_data_of
 from dcp_format.safetensors.complete_set import SUFFIX
@@ -89,8 +88,7 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
     items = sorted(job.items, key=lambda item: -tensor_data_of(item).properties.dtype.itemsize)
     header = build_header([(item.index.fqn, *form_of(item)) for item in items], _metadata(job))
     results = []
-    sink = store.create(job.temporary)
-    with aborting(sink):
+    with store.create(job.temporary) as sink:
         sink.write([header])
         for item in items:
             size = 0
@@ -98,7 +96,6 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
                 sink.write([piece])
                 size += len(piece)
             results.append(WriteResult(item.index, size, (job.name, job.temporary)))
-        sink.close()
     return results
 
 

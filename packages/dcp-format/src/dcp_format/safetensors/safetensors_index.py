@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -243,24 +244,20 @@ def _stored_once(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) 
 
 def _same_values(store: Store, one: list[Box], other: list[Box]) -> bool:
     forms = [[(entry.dtype, entry.shape, offsets) for entry, _, offsets in boxes] for boxes in (one, other)]
-    return forms[0] == forms[1] and all(_same_bytes(store, *pair) for pair in zip(one, other, strict=True))
+    return forms[0] == forms[1] and all(
+        mine == its
+        for pair in zip(one, other, strict=True)
+        for mine, its in zip(*(_pieces(store, box) for box in pair), strict=True)
+    )
 
 
-def _same_bytes(store: Store, one: Box, other: Box) -> bool:
-    (first, file, _), (second, other_file, _) = one, other
-    sources = store.open(file), store.open(other_file)
-    try:
-        for at in range(0, first.stop - first.start, _COMPARED_BYTES):
-            length = min(_COMPARED_BYTES, first.stop - first.start - at)
-            pieces = bytearray(length), bytearray(length)
-            for source, entry, piece in zip(sources, (first, second), pieces, strict=True):
-                source.read_into(entry.start + at, [memoryview(piece)])
-            if pieces[0] != pieces[1]:
-                return False
-    finally:
-        for source in sources:
-            source.close()
-    return True
+def _pieces(store: Store, box: Box) -> Iterator[bytearray]:
+    entry, file, _ = box
+    with contextlib.closing(store.open(file)) as source:
+        for at in range(entry.start, entry.stop, _COMPARED_BYTES):
+            piece = bytearray(min(_COMPARED_BYTES, entry.stop - at))
+            source.read_into(at, [memoryview(piece)])
+            yield piece
 
 
 def _index(

@@ -17,7 +17,7 @@ from dcp_base.logs import library_logger
 from dcp_base.schemes import file_path
 from dcp_core.objects.object_bytes import load_object
 from dcp_format.content.content import Content, TensorEntry, WriteOptions, refuse_objects, ticking
-from dcp_format.content.new_file import aborting, give_name, new_file, refuse_existing, sweep, temporary_name
+from dcp_format.content.new_file import give_name, new_file, refuse_existing, sweep, temporary_name
 from dcp_format.safetensors.complete_set import (
     SUFFIX,
     Stamp,
@@ -99,16 +99,6 @@ def write_tensor_file(
             sink.write([piece])
 
 
-def create_tensor_file(
-    store: LocalStore, name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str], max_inflight_bytes: int
-) -> None:
-    """Create a safetensors file, durably; an error leaves none."""
-    sink = store.create(name)
-    with aborting(sink):
-        write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes)
-        sink.close()
-
-
 def sizes_of(files: Mapping[str, Sequence[TensorEntry]]) -> Sizes:
     """Return the sizes for a folder's index."""
     return {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in files.items()}
@@ -136,7 +126,8 @@ def _write_folder(
     stamped = {**metadata, **Stamp.next(folder, tag, len(files)).metadata}
     try:
         for name, entries in files.items():
-            create_tensor_file(store, temporary[name], entries, stamped, max_inflight_bytes)
+            with store.create(temporary[name]) as sink:
+                write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes)
         publish_files(store, temporary, sizes_of(files) if indexed else None, overwrite=overwrite)
     except BaseException:
         for name in temporary.values():

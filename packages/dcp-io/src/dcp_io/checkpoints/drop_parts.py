@@ -183,25 +183,19 @@ class SmallerCheckpoint:
         for number, move in enumerate(self._moves):
             move.new_file = data_file_name(data_file_prefix(rank_of_data_file(move.file) or 0), number, save_id)
             crcs = PassingCrcs(move.file, spans.get(move.file, []))
-            with contextlib.closing(self._store.open(move.file)) as source:
-                sink = self._store.create(move.new_file)
-                try:
-                    gap: bytes = data_mark(save_id)
-                    end = MARK_BYTES
-                    for start, stop, new_start in zip(move.starts, move.stops, move.new_starts, strict=True):
-                        gap += bytes(new_start - end)
-                        for position in range(start, stop, _PIECE_BYTES):
-                            piece = memory[: min(_PIECE_BYTES, stop - position)]
-                            source.read_into(position, [piece])
-                            crcs.take(position, piece)
-                            sink.write([gap, piece])
-                            gap = b""
-                        end = new_start + stop - start
-                    sink.write([gap])  # before values without bytes
-                    sink.close()
-                except BaseException:
-                    sink.abort()
-                    raise
+            with contextlib.closing(self._store.open(move.file)) as source, self._store.create(move.new_file) as sink:
+                gap: bytes = data_mark(save_id)
+                end = MARK_BYTES
+                for start, stop, new_start in zip(move.starts, move.stops, move.new_starts, strict=True):
+                    gap += bytes(new_start - end)
+                    for position in range(start, stop, _PIECE_BYTES):
+                        piece = memory[: min(_PIECE_BYTES, stop - position)]
+                        source.read_into(position, [piece])
+                        crcs.take(position, piece)
+                        sink.write([gap, piece])
+                        gap = b""
+                    end = new_start + stop - start
+                sink.write([gap])  # before values without bytes
         if self._moves:
             self._store.sync_folder()
 

@@ -49,7 +49,23 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class Sink(ABC):
-    """Writer of a new object, used by one thread. `close` or `abort` ends it; both may be called again."""
+    """Writer of a new object, used by one thread. `close` or `abort` ends it; both may be called again.
+
+    A `with` block ends it: by `close`, or after an error by `abort`.
+    """
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.close()
+        except BaseException:
+            self.abort()
+            raise
 
     @property
     @abstractmethod

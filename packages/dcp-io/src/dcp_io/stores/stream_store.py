@@ -68,14 +68,10 @@ class StreamStore(Store):
         folder, slash, base = name.rpartition("/")
         temporary = f"{folder}{slash}.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
         self._make_parent(name)
-        sink = StreamSink(self._fs, temporary, self._inside(temporary), sync=sync)
-        try:
+        with StreamSink(self._fs, temporary, self._inside(temporary), sync=sync) as sink:
             sink.write([content])
             sink.close()
             self._replace(self._inside(temporary), place, content)
-        except BaseException:
-            sink.abort()
-            raise
         self._note(name)
         if sync:
             self.sync_folder()

@@ -75,9 +75,8 @@ class StoreFixtures(ABC):
 
 def write_object(store: Store, name: str, data: bytes) -> None:
     """Create an object with `Store.create`."""
-    sink = store.create(name)
-    sink.write([data])
-    sink.close()
+    with store.create(name) as sink:
+        sink.write([data])
 
 
 def read_range(store: Store, name: str, offset: int, buffer: memoryview) -> None:

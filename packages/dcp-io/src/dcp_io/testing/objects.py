@@ -140,6 +140,15 @@ class ObjectTests(StoreFixtures):
         assert raw.names() == []
         assert not store.exists("x")
 
+    def test_a_with_block_ends_a_sink(self, store: Store, raw: RawFolder) -> None:
+        with store.create("x") as sink:
+            sink.write([b"1"])
+        with contextlib.suppress(ZeroDivisionError), store.create("y") as sink:
+            sink.write([b"2"])
+            raise ZeroDivisionError
+        assert raw.names() == ["x"]
+        assert raw.get("x") == b"1"
+
     def test_a_sink_that_has_ended_takes_no_bytes(self, store: Store, raw: RawFolder) -> None:
         for end in ("close", "abort"):
             sink = store.create(end)

@@ -333,11 +333,6 @@ def _write_digests(
     arrays["digests"] = np.frombuffer(digests, np.uint8).reshape(-1, 16)
     buffer = io.BytesIO()
     np.savez(buffer, files=np.array(chosen.files), **arrays)
-    sink = backend.store.create(name, sync=False)
-    try:
+    with backend.store.create(name, sync=False) as sink:
         sink.write([data_mark(save_id), buffer.getbuffer()])
-        sink.close()
-    except BaseException:
-        sink.abort()
-        raise
     backend.wrote([name])
