@@ -163,7 +163,7 @@ def test_results_are_printed_if_their_state_cannot_be_written(
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr("dcp_inspect.verified_state._WRITE_SECONDS", -1)  # after each checkpoint
+    monkeypatch.setattr("dcp_inspect.commands.verify._WRITE_SECONDS", -1)  # after each checkpoint
     monkeypatch.setattr(os, "replace", full)
     state = tmp_path / "state.json"
     code, out, err = dcp("verify", run / "step-1", "--skip-verified", state, form)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,7 @@ from dcp_inspect.errors import DIFFERENT, UNREADABLE, known, worst
 from dcp_inspect.examples import examples
 from dcp_inspect.listing import Listed, find, look_at
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, say
-from dcp_inspect.verified_state import VerifiedState
-from dcp_io import Problem, VerifyReport, open_store, verify_checkpoint
+from dcp_io import LocalStore, Problem, VerifyReport, open_store, verify_checkpoint
 from dcp_io.saves.cleanup import index_digest
 from dcp_io.timed_call import Pace
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, UnsupportedFormatError
@@ -92,7 +93,7 @@ def command(
     """
     if since is not None and not recursive:
         raise click.UsageError("--since chooses among the checkpoints below a directory: add -r")
-    verifier = _Verifier(threads, rate, None if state_file is None else VerifiedState(state_file))
+    verifier = _Verifier(threads, rate, None if state_file is None else _VerifiedState(state_file))
     if len(paths) == 1 and not recursive:
         results = iter([verifier.check_given(paths[0])])
     else:
@@ -142,7 +143,7 @@ def _finish(paths: tuple[str, ...], done: list[_Result], *, recursive: bool, as_
 
 
 class _Verifier:
-    def __init__(self, threads: int | None, rate: str | None, state: VerifiedState | None) -> None:
+    def __init__(self, threads: int | None, rate: str | None, state: _VerifiedState | None) -> None:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._pace = None if rate is None else Pace(parse_rate(rate))
         self.state = state
@@ -290,3 +291,74 @@ def _causes(problems: tuple[Problem, ...]) -> Iterator[str]:
         more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
         count = "" if group[0].lost_keys else f" in {len(group)} place{'s' * (len(group) != 1)}"
         yield f"file {file!r}: {message}{count}: {some}{more}" if file else f"{message}{count}: {some}{more}"
+
+
+_FORMAT = "dcp-verified/1"
+_WRITE_SECONDS = 10.0
+
+
+class _VerifiedState:
+    """State file of `--skip-verified`: the sound checkpoints found, with digests of their indexes.
+
+    Raises BadParameter for another kind of file, or without access.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._written = time.monotonic()
+        self._sound: dict[str, dict[str, object]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            self._sound = _parse(path)
+        if problem := self.write():  # now, not after hours of reading
+            raise click.BadParameter(problem)
+
+    def has(self, place: str, digest: str) -> bool:
+        """Whether this save was found sound."""
+        return self._sound.get(_key(place), {}).get("index") == digest
+
+    def add(self, place: str, digest: str) -> None:
+        """Note a sound checkpoint; the file is written now and then."""
+        self._sound[_key(place)] = {"index": digest, "verified_seconds": time.time()}
+        if time.monotonic() - self._written > _WRITE_SECONDS:
+            self.write()
+
+    def drop(self, place: str) -> None:
+        """Remove an entry."""
+        self._sound.pop(_key(place), None)
+
+    def drop_missing(self, above: str, found: Iterable[str]) -> None:
+        """Remove the entries below a folder that were not found."""
+        there, prefix = set(map(_key, found)), _key(above).rstrip("/") + "/"
+        for place in [place for place in self._sound if place.startswith(prefix) and place not in there]:
+            del self._sound[place]
+
+    def write(self) -> str | None:
+        """Write the file atomically, also in a crash; return why it cannot be written."""
+        self._written = time.monotonic()
+        try:
+            folder, name = os.path.split(os.path.abspath(self._path))
+            data = json.dumps({"format": _FORMAT, "checkpoints": self._sound}, indent=1)
+            LocalStore(folder).publish(name, data.encode())
+        except OSError as error:
+            return f"{self._path} cannot be written: {error.strerror or error}"
+        return None
+
+
+def _parse(path: str) -> dict[str, dict[str, object]]:
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        values = json.loads(data)
+        known = {str(place): dict(entry) for place, entry in values["checkpoints"].items()}
+        problem = None if values["format"] == _FORMAT else f"its format is {values['format']!r}"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = str(error)
+    if problem is not None:
+        raise click.BadParameter(
+            f"{path} was not written by `dcp verify --skip-verified` ({problem}): name another file, or remove it"
+        )
+    return known
+
+
+def _key(place: str) -> str:
+    return place if is_uri(place) else os.path.realpath(place)
