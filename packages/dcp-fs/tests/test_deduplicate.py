@@ -206,26 +206,32 @@ def test_nothing_is_linked_to_files_of_other_users_or_permissions(
 
     def stat(path: Any, **options: Any) -> Any:
         found = real(path, **options)
-        facts = {name: getattr(found, name) for name in ("st_uid", "st_gid", "st_mode")}
-        return SimpleNamespace(**facts | {field: facts[field] ^ bits}) if path == str(base) else found
+        facts = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+        return SimpleNamespace(**facts | {field: facts[field] ^ bits}) if str(path).startswith(str(base)) else found
 
-    monkeypatch.setattr(os, "stat", stat)
-    assert links(save_to(tmp_path / "step-1", values(1)), base) == linked
-    assert links(save_to(tmp_path / "step-2", values(2), deduplicate=base), base) == 8
+    with monkeypatch.context() as others:
+        others.setattr(os, "stat", stat)
+        save_to(tmp_path / "step-1", values(1))
+        save_to(tmp_path / "step-2", values(2), deduplicate=base)
+    assert links(tmp_path / "step-1", base) == linked
+    assert links(tmp_path / "step-2", base) == 8
 
 
+@pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize(("before", "after"), [*itertools.permutations((0o077, 0o027, 0o022), 2)])
 def test_all_files_have_the_permissions_of_the_umask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, after: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, after: int, restarts: bool
 ) -> None:
     old = os.umask(before)
     try:
-        for step, umask in enumerate((before, after, after)):
+        # The second save is into a directory that another umask has created, by another process or by the same one.
+        for number, (step, umask) in enumerate(((0, before), (0, after), (1, before), (2, after), (3, after))):
             os.umask(umask)
-            path = save_to(tmp_path / f"step-{step}", values(step))
-            monkeypatch.setattr(deduplication, "_last", {})  # as the next process
+            path = save_to(tmp_path / f"step-{step}", values(number))
+            if restarts:
+                monkeypatch.setattr(deduplication, "_last", {})
             assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o666 & ~umask}
-        assert links(path, tmp_path / "step-1") == 8
+        assert links(path, tmp_path / "step-2") == 8
     finally:
         os.umask(old)
 

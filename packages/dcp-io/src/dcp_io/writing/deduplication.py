@@ -18,6 +18,7 @@ import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from dcp_base.errors import DcpError
 from dcp_base.logs import library_logger
 from dcp_io.archives.crc import crc32
 from dcp_io.requests import Layout, Payload, PiecewiseData, Writable
-from dcp_io.saves.save_files import DIGESTS, MARK_BYTES, data_mark
+from dcp_io.saves.save_files import DIGESTS, MARK_BYTES, data_mark, marker_name
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store, SupportsFolders, SupportsLinks
 from dcp_io.workers import StopSignal, run_together
@@ -87,7 +88,7 @@ class Deduplication:
             return backend.write(requests, prefix=prefix, save_id=save_id)
         hashed = {n: _Hashed(requests[n], backend.layout, self._repeatable) for n in large}
         links = _Links(backend, store, prefix, save_id)
-        links.compare(hashed, self._bases(store, prefix))
+        links.compare(hashed, self._bases(store, prefix, save_id))
         rest = [n for n in count if n not in links.positions]
         small = [n for n in rest if n not in hashed]
         limit = max(FILE_MIN_BYTES, sum(one.cost_bytes for one in hashed.values()) // _FILES)
@@ -106,32 +107,34 @@ class Deduplication:
         _last[store.parent().url, prefix] = LocalStore(store.url)
         return items
 
-    def _bases(self, store: SupportsLinks, prefix: str) -> list[_Base]:
+    def _bases(self, store: SupportsLinks, prefix: str, save_id: str) -> list[_Base]:
         parent = store.parent()
         bases = [] if self._base is None else _Base.of(self._base, prefix)
         if self._base is not None and not any(DIGESTS.fullmatch(entry.name) for entry in self._base.list()):
             _log.warning("nothing in %s is linked: no save with deduplicate=… has written to it", self._base.url)
-        last = _last.get((parent.url, prefix))
-        found = [] if last is None else _Base.of(last, prefix)
+        last, found = _last.get((parent.url, prefix)), list[_Base]()
         try:
-            if not found:
-                found = next(filter(None, (_Base.of(one, prefix) for one in _siblings(store))), [])
+            if isinstance(store, LocalStore):
+                # The directory may have been created with another umask, but the marker belongs to this save.
+                access = _access(store, marker_name(save_id, None))
+                nearest = chain([] if last is None else [last], _siblings(store))
+                found = next(filter(None, (_Base.of(one, prefix, access) for one in nearest)), [])
         except (OSError, DcpError) as error:
             _log.warning("nothing in %s is linked: %s", parent.url, error)
         return bases + found
 
 
-def _siblings(store: SupportsLinks) -> Iterator[LocalStore]:
-    # Highest step first. Other users may change the files of theirs, and a link has the permissions of its file.
-    if isinstance(store, LocalStore):
-        parent, access = store.parent(), _access(store)
-        names = sorted(parent.folders(), key=lambda name: (step_of(name) or 0, name), reverse=True)
-        yield from (child for child in map(parent.child, names) if _access(child) == access)
+def _siblings(store: LocalStore) -> Iterator[LocalStore]:
+    # Highest step first. Other users may change the files of theirs.
+    parent, user = store.parent(), os.stat(store.path).st_uid
+    names = sorted(parent.folders(), key=lambda name: (step_of(name) or 0, name), reverse=True)
+    yield from (child for child in map(parent.child, names) if os.stat(child.path).st_uid == user)
 
 
-def _access(store: LocalStore) -> tuple[int, int, int]:
-    facts = os.stat(store.path)
-    return facts.st_uid, facts.st_gid, facts.st_mode & 0o555
+def _access(store: LocalStore, name: str) -> Hashable:
+    path = os.path.join(store.path, name)
+    facts = os.stat(path if os.path.exists(path) else store.path)
+    return facts.st_uid, facts.st_gid, facts.st_mode & 0o444
 
 
 def _packed(requests: dict[int, _Hashed], limit: int) -> list[list[int]]:
@@ -204,20 +207,21 @@ class _Base:
     store: LocalStore
     items: StoredItems
     digests: list[bytes]
+    access: Hashable  # owner, group and permissions of the files that may be linked, as links have them; None for all
 
     @classmethod
-    def of(cls, store: Store, prefix: str) -> list[_Base]:
+    def of(cls, store: Store, prefix: str, access: Hashable = None) -> list[_Base]:
         try:
             names = [entry.name for entry in store.list()]
             if not isinstance(store, LocalStore) or put_aside_reason(names) is not None:
                 return []
-            return [cls._read(store, name) for name in names if name.startswith(prefix) and DIGESTS.fullmatch(name)]
+            return [cls._read(store, one, access) for one in names if one.startswith(prefix) and DIGESTS.fullmatch(one)]
         except Exception as error:  # noqa: BLE001 - then the save writes all files
             _log.warning("nothing in %s is linked: %s", store.url, error)
             return []
 
     @classmethod
-    def _read(cls, store: LocalStore, name: str) -> _Base:
+    def _read(cls, store: LocalStore, name: str, access: Hashable) -> _Base:
         with np.load(io.BytesIO(store.read(name)[MARK_BYTES:]), allow_pickle=False) as arrays:
             columns = {column: arrays[f"item_{column}"] for column in _COLUMNS}
             files, digests = arrays["files"].tolist(), arrays["digests"]
@@ -225,7 +229,7 @@ class _Base:
         items = ItemColumns(**columns, chain=np.zeros(count, np.uint8), checked=np.ones(count, np.uint8))
         if len(items) != count or items.running_counts().sum() != len(items.running_crcs):
             raise ValueError(f"{name} is damaged")
-        return cls(store, StoredItems(items, files), [digest.tobytes() for digest in digests])
+        return cls(store, StoredItems(items, files), [digest.tobytes() for digest in digests], access)
 
     def heads(self) -> Iterator[tuple[int, int]]:
         columns = self.items.columns
@@ -239,7 +243,7 @@ class _Base:
         for file, some in rows.items():
             name = self.items.files[file]
             try:
-                if self.store.identity(name) not in avoided:
+                if self.access in (None, _access(self.store, name)) and self.store.identity(name) not in avoided:
                     yield _StoredFile(self, name, some, self.store.size(name))
             except (OSError, DcpError) as error:
                 _log.info("%s of %s is written again: %s", name, self.store.url, error)
