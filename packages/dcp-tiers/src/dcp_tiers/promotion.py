@@ -177,7 +177,8 @@ class Promotion:
             except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds
                 self._report_failure(error, seconds)
                 if isinstance(error, OSError) and error.errno in _FULL:
-                    self._remove_leftovers()
+                    with contextlib.suppress(OSError, DcpError):  # remove leftovers
+                        self._target.sweep(running=self.waiting())
                 if not pause(seconds):
                     return False
                 seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
@@ -191,10 +192,6 @@ class Promotion:
         strange = not isinstance(error, (OSError, DcpError))
         _log.log(level, "promotion to %s is tried again in %.1f s: %s", self.url, seconds, problem, exc_info=strange)
         self._emit("retry", state="failed", error=self.problem)
-
-    def _remove_leftovers(self) -> None:
-        with contextlib.suppress(OSError, DcpError):
-            self._target.sweep(running=self.waiting())
 
     def promote_next(self) -> bool:
         """Promote the lowest pending step; return False if there is none.
@@ -383,8 +380,7 @@ class Promotion:
                 note_arrival(self._target.store_of(step), further.url)
 
     def _report_waiting(self, held: Sequence[Held], waiting: Collection[int]) -> None:
-        sizes = [next(one.sizes[step] for one in held if step in one.sizes) for step in waiting]
-        size = sum(sizes)
+        size = sum(next(one.sizes[step] for one in held if step in one.sizes) for step in waiting)
         if size != self._waiting_bytes:
             self._waiting_bytes = size
             self._emit("waiting", size=size)
