@@ -171,12 +171,7 @@ def preflight(
 
 
 def _look(
-    catalogue: Catalogue,
-    policy: KeepPolicy,
-    spacing: Spacing,
-    save: Estimate,
-    steps: int | None,
-    share: _Share,
+    catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, save: Estimate, steps: int | None, share: _Share
 ) -> Preflight:
     free, where, size, files = _Free.of(catalogue.store), catalogue.store.url, save.bytes, save.files
     for room, needed, what in ((free.bytes, size, "bytes"), (free.files, files, "files")):

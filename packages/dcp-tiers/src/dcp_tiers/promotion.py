@@ -191,7 +191,7 @@ class Promotion:
         self.problem = problem
         strange = not isinstance(error, (OSError, DcpError))
         _log.log(level, "promotion to %s is tried again in %.1f s: %s", self.url, seconds, problem, exc_info=strange)
-        self._emit("retry", state="failed", error=self.problem)
+        self._emit("retry", error=self.problem)
 
     def promote_next(self) -> bool:
         """Promote the lowest pending step; return False if there is none.
@@ -250,7 +250,7 @@ class Promotion:
             self.problem = f"{type(error).__name__}: {error}"
             text = "step %d is not promoted to %s for now, others are: %s. Repair the file, or remove the step"
             _log.warning(text, step, self.url, self.problem)
-            self._emit("retry", state="failed", error=self.problem)
+            self._emit("retry", error=self.problem)
 
     def _take(self, step: int, held: Sequence[Held], waiting: Sequence[int]) -> None:
         holders = [one for one in held if step in one.folders]
@@ -398,18 +398,9 @@ class Promotion:
                 _log.info("step %d is not promoted to %s: later steps have taken its place", step, self.url)
                 self._emit("skip", place=f"{self.url}/{self._target.folder_name(step)}")
 
-    def _emit(
-        self,
-        phase: str,
-        *,
-        state: str = "finished",
-        place: str | None = None,
-        size: int | None = None,
-        error: str | None = None,
-    ) -> None:
-        event = CheckpointEvent(
-            "promote", phase, state, 0, place or self.url, bytes=size, error=error, time=time.time()
-        )
+    def _emit(self, phase: str, *, place: str | None = None, size: int | None = None, error: str | None = None) -> None:
+        state, place = "finished" if error is None else "failed", place or self.url
+        event = CheckpointEvent("promote", phase, state, 0, place, bytes=size, error=error, time=time.time())
         installed.emit(event)
 
     def _tidy_at_last(self) -> None:
