@@ -100,17 +100,23 @@ def test_state_that_does_not_fit_changes_nothing(kind: str, trainable_only: bool
     assert value_bytes(app.state_dict()) == before
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MISFITS if "tensor" in kind])
-def test_a_model_that_does_not_fit_leaves_the_optimizer(kind: str) -> None:
-    net, optimizer, _ = run(0)
-    model, of_optimizer = copy.deepcopy(get_state_dict(net, optimizer))
+@pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in MISFITS if "tensor" in kind or "of the optimizer has" in kind])
+def test_what_does_not_fit_leaves_model_and_optimizer(kind: str, broadcast: bool) -> None:
+    options = StateDictOptions(full_state_dict=broadcast, broadcast_from_rank0=broadcast)
+    (net, optimizer, _), (other, other_optimizer, _) = run(0), run(1)
+    model, of_optimizer = copy.deepcopy(get_state_dict(other, other_optimizer))
     optimizer.param_groups[0]["lr"] = 0.7
-    with torch.no_grad():
-        net[0].bias.fill_(3)
     before = value_bytes(get_state_dict(net, optimizer))
-    misfit = changed({"model": model}, MISFITS[kind])["model"]
+    misfit = changed({"model": model, "optimizer": of_optimizer}, MISFITS[kind])
     with pytest.raises(StateMismatchError):
-        set_state_dict(net, optimizer, model_state_dict=misfit, optim_state_dict=of_optimizer)
+        set_state_dict(
+            net,
+            optimizer,
+            model_state_dict=misfit["model"],
+            optim_state_dict=misfit["optimizer"],
+            options=options,
+        )
     assert value_bytes(get_state_dict(net, optimizer)) == before
 
 

@@ -83,7 +83,8 @@ def model_state(
     state = {names.fqn(key): value for key, value in raw.items()}
     state |= {name: as_dtensor(tensor) for name, tensor in names.tensors.items() if name in state and _is_part(tensor)}
     if options.ignore_frozen_params:
-        frozen = {name for name, tensor in names.tensors.items() if _is_frozen(tensor)}
+        named = names.tensors.items()
+        frozen = {name for name, each in named if isinstance(each, nn.Parameter) and not each.requires_grad}
         state = {name: value for name, value in state.items() if name not in frozen}
     state = take_submodules(state, submodule_prefixes(names, submodules), keep=options.keep_submodule_prefixes)
     return convert_tensors(state, options)
@@ -100,34 +101,52 @@ def fit_model(
 ) -> Callable[[], IncompatibleKeys]:
     """See `set_model_state_dict`; for a model with known names. Returns the load. The names `kept` may be missing."""
     state_dict = named_values(_by_names(state_dict, names), "model state")
-    meta = any(tensor.is_meta for tensor in names.tensors.values())
-    done: set[str] = set()
+    nothing = IncompatibleKeys.of([], [], StateReport())
     if options.broadcast_from_rank0:
-        in_place = not any(adapter.gathers for adapter in names.adapters)
-        known = {name: as_dtensor(tensor) for name, tensor in names.tensors.items()} if in_place else {}
-        state_dict, done = broadcast_model(known, state_dict, may_be_empty=may_be_empty)
-        may_be_empty = may_be_empty and not done
-    else:
-        may_be_empty = may_be_empty or bool(kept) or not options.strict or options.ignore_frozen_params
-        if not state_dict and not may_be_empty:
-            raise StateMismatchError(
-                "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
-            )
-    if not state_dict and may_be_empty and not kept:
-        return lambda: IncompatibleKeys.of([], [], StateReport())
+        plain = not any(adapter.gathers for adapter in names.adapters)
+        known = {name: as_dtensor(tensor) for name, tensor in names.tensors.items()} if plain else {}
+        checks = plain and options.strict and _can_load_directly(model, names)
+
+        def problems(sent: Collection[str]) -> Iterable[str]:
+            return _problems(*_differing(names, sent), names) if checks and sent else ()
+
+        fill = broadcast_model(known, state_dict, problems, may_be_empty=may_be_empty)
+
+        def load() -> IncompatibleKeys:
+            left, done = fill()
+            return _fit(model, names, left, options, done)() if left or done or not may_be_empty else nothing
+
+        return load
+    if not (state_dict or may_be_empty or kept or options.ignore_frozen_params) and options.strict:
+        raise StateMismatchError(
+            "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
+        )
+    return _fit(model, names, state_dict, options, (), kept) if state_dict or kept else lambda: nothing
+
+
+def _fit(
+    model: nn.Module,
+    names: ModelNames,
+    state_dict: Mapping[str, Any],
+    options: StateDictOptions,
+    done: Collection[str],
+    kept: Collection[str] = (),
+) -> Callable[[], IncompatibleKeys]:
+    meta = any(tensor.is_meta for tensor in names.tensors.values())
     plain = not any(adapter.gathers for adapter in names.adapters)
     if kept and not plain:  # FSDP1 loads whole units only
-        state_dict = {**_some_of(model_state(model, names, options), kept), **state_dict}
+        whole = model_state(model, names, options)
+        state_dict = {**{name: value for name, value in whole.items() if name in kept}, **state_dict}
     values = {
         name: _placed(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
     }
-    differing = None
-    if plain and _can_load_directly(model, names):
-        differing = _check_values(names, values, {*done, *kept} if options.strict else None)
+    direct = plain and _can_load_directly(model, names)
+    if direct:
+        _check_values(names, values, {*done, *kept} if options.strict else None)
 
     def load() -> IncompatibleKeys:
-        if differing is not None:
-            missing, unexpected = differing
+        if direct:
+            missing, unexpected = _differing(names, values)
             _load_directly(names, values)
         else:
             with _around(model, names, options):
@@ -146,10 +165,6 @@ def fit_model(
         return IncompatibleKeys.of(missing, unexpected, report)
 
     return load
-
-
-def _some_of(state: Mapping[str, Any], chosen: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if name in chosen}
 
 
 def _is_part(tensor: torch.Tensor | None) -> bool:
@@ -216,10 +231,6 @@ def _problems(missing: Iterable[str], unexpected: Iterable[str], names: ModelNam
         yield f"Unexpected key {name!r}: the model has nothing of this name{suggest(name, names.raw_keys)}"
 
 
-def _is_frozen(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-
-
 def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> list[str] | None:
     """Return submodules' FQN prefixes; None for the whole model."""
     if not submodules:
@@ -266,11 +277,14 @@ def _takes_part(module: nn.Module) -> bool:
     return own or bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)  # noqa: SLF001 - as above
 
 
-def _check_values(
-    names: ModelNames, values: Mapping[str, Any], may_lack: Collection[str] | None
-) -> tuple[list[str], list[str]]:
-    missing = [name for name in names.tensors if name not in values]
-    unexpected = [name for name in values if name not in names.tensors]
+def _differing(names: ModelNames, values: Collection[str]) -> tuple[list[str], list[str]]:
+    return [name for name in names.tensors if name not in values], [
+        name for name in values if name not in names.tensors
+    ]
+
+
+def _check_values(names: ModelNames, values: Mapping[str, Any], may_lack: Collection[str] | None) -> None:
+    missing, unexpected = _differing(names, values)
     problems: list[str] = []
     if may_lack is not None:
         problems += _problems([name for name in missing if name not in may_lack], unexpected, names)
@@ -284,7 +298,6 @@ def _check_values(
             )
     if problems:
         raise StateMismatchError("model state", problems)
-    return missing, unexpected
 
 
 @torch.no_grad()

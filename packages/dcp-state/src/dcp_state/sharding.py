@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -148,14 +148,18 @@ class _Sent:
 
 
 def broadcast_model(
-    known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any], *, may_be_empty: bool = False
-) -> tuple[dict[str, Any], set[str]]:
-    """Fill a model's parameters and buffers in place from rank 0's state dict, by FQN.
+    known_tensors: Mapping[str, torch.Tensor],
+    state_dict: Mapping[str, Any],
+    problems: Callable[[Collection[str]], Iterable[str]],
+    *,
+    may_be_empty: bool = False,
+) -> Callable[[], tuple[dict[str, Any], set[str]]]:
+    """Return a function that fills a model's parameters and buffers in place from rank 0's state dict, by FQN.
 
-    Returns values that could not be copied in place (objects, meta tensors, unknown names), and the filled names.
-    CheckpointException: a shape differs, or a rank failed; raised on all ranks.
+    The function returns the values that are left (objects, meta tensors, unknown names), and the filled names.
+    CheckpointException: names have `problems`, a shape differs, or a rank failed; raised on all ranks.
 
-    Ranks: every rank; collective.
+    Ranks: every rank; both calls are collective.
     """
     filled: set[str] = set()
 
@@ -168,64 +172,63 @@ def broadcast_model(
         filled.add(name)
         return known
 
-    def problem(name: str, sent: _Sent) -> str | None:
-        known = known_tensors.get(name)
-        if known is None or known.shape == sent.shape:
-            return None
-        return f"{name!r} has the shape {tuple(sent.shape)} on rank 0, the model's is {tuple(known.shape)}"
+    def check(header: Mapping[str, Any]) -> Iterator[str]:
+        yield from problems(header)
+        for name, sent in header.items():
+            known = known_tensors.get(name)
+            if known is not None and isinstance(sent, _Sent) and known.shape != sent.shape:
+                yield f"{name!r} has the shape {tuple(sent.shape)} on rank 0, the model's is {tuple(known.shape)}"
 
-    received = broadcast_tensors(lambda: state_dict, target, problem, may_be_empty=may_be_empty)
-    return {name: value for name, value in received.items() if name not in filled}, filled
+    def fill() -> tuple[dict[str, Any], set[str]]:
+        return {name: value for name, value in send().items() if name not in filled}, filled
+
+    send = broadcast_tensors(lambda: state_dict, target, check, may_be_empty=may_be_empty)
+    return fill
 
 
 def broadcast_tensors(
     source: Callable[[], Mapping[str, Any]],
     target: Callable[[str, Any], torch.Tensor | None],
-    problem: Callable[[str, Any], str | None],
+    problems: Callable[[Mapping[str, Any]], Iterable[str]],
     *,
     may_be_empty: bool = False,
-) -> dict[str, Any]:
-    """Broadcast rank 0's flat state dict to every rank.
+) -> Callable[[], dict[str, Any]]:
+    """Return a function that broadcasts rank 0's flat state dict to every rank.
 
     `source` returns name → whole tensor or object, on rank 0 only. `target`(name, value) returns a tensor or DTensor to
-    fill, or None. `problem`(name, shape and dtype) returns the reason why a tensor does not fit, or None. Returns name
-    → filled target, None for a tensor without target, or object; in rank 0's order.
+    fill, or None. `problems`(name → shape and dtype, or object) returns reasons why it does not fit. The function
+    returns name → filled target, None for a tensor without target, or object; in rank 0's order.
 
     CheckpointException: a value does not fit, or a rank failed; raised on all ranks.
 
-    Ranks: every rank of the default group; collective.
+    Ranks: every rank of the default group; both calls are collective.
     """
-    results: dict[str, Any] = {}
     values: dict[str, Any] = {}
 
     def describe() -> dict[str, Any]:
         values.update(source())
         if not values and not may_be_empty:
             raise StateMismatchError("state dict of rank 0", ["it is empty; rank 0 must pass the full state dict"])
-        return _describe(values)
+        return {
+            name: _Sent(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
 
-    with all_ranks("broadcast from rank 0: tensors") as (coordinator, errors):
+    def check() -> None:
+        if found := [*problems(header)]:
+            raise StateMismatchError("state dict of rank 0", found)
+
+    def send() -> dict[str, Any]:
+        with all_ranks("broadcast from rank 0: tensors") as (_, errors):
+            return {
+                name: _broadcast(name, sent, values.get(name), target, errors) if isinstance(sent, _Sent) else sent
+                for name, sent in header.items()
+            }
+
+    with all_ranks("broadcast from rank 0: names") as (coordinator, _):
         header = coordinator.broadcast("broadcast from rank 0: names", describe)
-
-        def check() -> None:
-            found = [problem(name, sent) for name, sent in header.items() if isinstance(sent, _Sent)]
-            if problems := [each for each in found if each is not None]:
-                raise StateMismatchError("state dict of rank 0", problems)
-
         coordinator.all_gather("broadcast from rank 0: check", check)
-        for name, sent in header.items():
-            if isinstance(sent, _Sent):
-                results[name] = _broadcast(name, sent, values.get(name), target, errors)
-            else:
-                results[name] = sent
-    return results
-
-
-def _describe(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _Sent(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }
+    return send
 
 
 def _broadcast(

@@ -303,7 +303,7 @@ def _broadcast(
             return torch.empty_like(parameter.detach(), dtype=sent.dtype)
         return torch.empty(sent.shape, dtype=sent.dtype, device="cpu")
 
-    received = broadcast_tensors(source, target, lambda _key, _sent: None)
+    received = broadcast_tensors(source, target, lambda _header: ())()
     hyperparameters, empty_groups = received.pop("", ({}, []))
     saved = SavedOptimizer({}, hyperparameters, empty_groups)
     for key, value in received.items():
