@@ -51,7 +51,6 @@ class _Watcher:
         self._steps = job["first_step"] or 0
         self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._full_at = {self._steps + 1} if self._resumed else set()
-        self._restores = self._resumed
         self._saves = 0
         self._steps_at_save = 0
         self._announced: dict[str, int] = {}

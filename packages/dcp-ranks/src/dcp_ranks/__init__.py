@@ -4,9 +4,9 @@ An operation, such as a save, is a sequence of phases that all ranks run togethe
 coordinator of one operation. Each of its methods is one phase.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dcp_base import import_lazily
 from dcp_ranks.choose_coordinator import make_coordinator
 from dcp_ranks.errors import (
     CheckpointException,
@@ -22,11 +22,13 @@ from dcp_ranks.phases.coordinator import Coordinator
 from dcp_ranks.store_connections import store_of
 
 if TYPE_CHECKING:
-    from dcp_ranks.streams.cards import StreamCard, group_by_host
-    from dcp_ranks.streams.greetings import job_secret
-    from dcp_ranks.streams.reception import NOT_NOW, StreamHandler
-    from dcp_ranks.streams.stream import Stream
-    from dcp_ranks.streams.streams import Streams
+    from dcp_ranks.streams.cards import StreamCard as StreamCard
+    from dcp_ranks.streams.cards import group_by_host as group_by_host
+    from dcp_ranks.streams.greetings import job_secret as job_secret
+    from dcp_ranks.streams.reception import NOT_NOW as NOT_NOW
+    from dcp_ranks.streams.reception import StreamHandler as StreamHandler
+    from dcp_ranks.streams.stream import Stream as Stream
+    from dcp_ranks.streams.streams import Streams as Streams
 
 __all__ = [
     "NOT_NOW",
@@ -49,23 +51,13 @@ __all__ = [
     "store_of",
 ]
 
-_STREAMS = {
-    "NOT_NOW": "reception",
-    "Stream": "stream",
-    "StreamCard": "cards",
-    "StreamHandler": "reception",
-    "Streams": "streams",
-    "group_by_host": "cards",
-    "job_secret": "greetings",
-}
-"""Public name → module that is imported on first use."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _STREAMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"dcp_ranks.streams.{_STREAMS[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_STREAMS})
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_ranks.streams.cards": ("StreamCard", "group_by_host"),
+        "dcp_ranks.streams.greetings": ("job_secret",),
+        "dcp_ranks.streams.reception": ("NOT_NOW", "StreamHandler"),
+        "dcp_ranks.streams.stream": ("Stream",),
+        "dcp_ranks.streams.streams": ("Streams",),
+    },
+)

@@ -223,9 +223,7 @@ def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> di
 
 def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
     """Return alias → tensor. Bytes are compared: a program without support for aliases may have changed one of them."""
-    said = {
-        name: str(target) for file, header in headers.items() for name, target in _table(header, ALIASES, file).items()
-    }
+    said = _said(headers, ALIASES)
     return {
         name: target
         for name, target in said.items()
@@ -234,12 +232,12 @@ def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[
 
 
 def _stored_once(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
-    said = {
-        name: str(target)
-        for file, header in headers.items()
-        for name, target in _table(header, STORED_ONCE, file).items()
-    }
+    said = _said(headers, STORED_ONCE)
     return {name: target for name, target in said.items() if name not in boxes and target in boxes}
+
+
+def _said(headers: Mapping[str, Header], key: str) -> dict[str, str]:
+    return {name: str(target) for file, header in headers.items() for name, target in _table(header, key, file).items()}
 
 
 def _same_values(store: Store, one: list[Box], other: list[Box]) -> bool:
