@@ -15,7 +15,7 @@ from dcp_format.export.box_writes import cast_pieces
 from dcp_format.export.file_map import form_of, tensor_data_of
 from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
-from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING, shard_name
+from dcp_format.safetensors.safetensors_index import SHAPES, SHARDING, shard_name
 from dcp_io import Store
 
 Groups = Sequence[Mapping[int, Collection[object]]]
@@ -28,18 +28,6 @@ class Placement:
     files: Mapping[int, str]
     stamp: Mapping[str, str]
     """Metadata of the save, written to each of its files."""
-
-
-@dataclass(frozen=True, slots=True)
-class OneFile:
-    """A safetensors file to write; `sharded` if its items are shards."""
-
-    name: str
-    temporary: str
-    items: Sequence[WriteItem]
-    sharded: bool
-    ties: Mapping[str, str]
-    stamp: Mapping[str, str]
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
@@ -80,33 +68,30 @@ def items_by_file(
     return found
 
 
-def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteResult]:
-    """Write one file under its temporary name, durably; an incomplete file is removed.
+def write_part(
+    store: Store, names: tuple[str, str], items: Iterable[WriteItem], metadata: Mapping[str, str], planner: SavePlanner
+) -> list[WriteResult]:
+    """Write one file durably; an incomplete file is removed.
 
-    Each result's `storage_data` is (final name, temporary name).
+    `names` are its final and its temporary name, which each result gets as its `storage_data`.
     """
-    items = sorted(job.items, key=lambda item: -tensor_data_of(item).properties.dtype.itemsize)
-    header = build_header([(item.index.fqn, *form_of(item)) for item in items], _metadata(job))
+    items = sorted(items, key=lambda item: -tensor_data_of(item).properties.dtype.itemsize)
+    header = build_header([(item.index.fqn, *form_of(item)) for item in items], metadata)
     results = []
-    with store.create(job.temporary) as sink:
+    with store.create(names[1]) as sink:
         sink.write([header])
         for item in items:
             size = 0
             for piece in cast_pieces(item, planner.resolve_data(item), form_of(item)[0]):
                 sink.write([piece])
                 size += len(piece)
-            results.append(WriteResult(item.index, size, (job.name, job.temporary)))
+            results.append(WriteResult(item.index, size, names))
     return results
 
 
-def _metadata(job: OneFile) -> dict[str, str]:
-    metadata = {"format": "pt", **job.stamp}
-    if job.sharded:
-        metadata["DCP_VERSION"] = "1.0"
-        metadata[SHARDING] = json.dumps(
-            {item.index.fqn: {"saved_offsets": [*tensor_data_of(item).chunk.offsets]} for item in job.items}
-        )
-        metadata[SHAPES] = json.dumps({item.index.fqn: [*tensor_data_of(item).size] for item in job.items})
-    if job.ties:
-        metadata[ALIASES] = json.dumps(dict(job.ties))
-    return metadata
+def sharding_metadata(items: Iterable[WriteItem]) -> dict[str, str]:
+    """Return a file's metadata of its shards, as stock and our reader need it."""
+    tensors = {item.index.fqn: tensor_data_of(item) for item in items}
+    offsets = {name: {"saved_offsets": [*data.chunk.offsets]} for name, data in tensors.items()}
+    shapes = {name: [*data.size] for name, data in tensors.items()}
+    return {"DCP_VERSION": "1.0", SHARDING: json.dumps(offsets), SHAPES: json.dumps(shapes)}

@@ -6,10 +6,11 @@ Source: torch 2.13 `torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWr
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,15 +32,15 @@ from dcp_format.export.file_map import ExportedTensor
 from dcp_format.export.safetensors_writer import SafetensorsWriter
 from dcp_format.export.shared_files import RankPart
 from dcp_format.hugging_face.hf_files import (
-    OneFile,
     Placement,
     items_by_file,
     names_of_files,
     sharded_files,
+    sharding_metadata,
     write_part,
 )
 from dcp_format.safetensors.complete_set import Stamp, fresh_name, is_writers_name
-from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, shard_name
+from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files, shard_name
 from dcp_format.safetensors.safetensors_write import publish_files
 from dcp_io import LocalStore
 
@@ -106,7 +107,7 @@ class HuggingFaceStorageWriter(SafetensorsWriter):
         super().reset(checkpoint_id)
         self._rank = 0
         self._aliases: dict[str, str] = {}
-        self._temporary: list[str] = []
+        self._temporary: dict[str, str] = {}
 
     @property
     def path(self) -> Path:
@@ -203,20 +204,23 @@ class HuggingFaceStorageWriter(SafetensorsWriter):
             raise DcpError(f"rank {self._rank}: the plan lost its storage data; a planner's finish_plan must keep it")
         files = items_by_file(plan.items, placement.files, self._number)
         store = self._store()
-        jobs = [
-            OneFile(name, temporary_name(name), items, self.save_distributed, self._ties_of(items), placement.stamp)
-            for name, items in files.items()
-        ]
-        self._temporary = [job.temporary for job in jobs]
+        self._temporary = {name: temporary_name(name) for name in files}
+
+        def write(names: tuple[str, str]) -> list[WriteResult]:
+            items = files[names[0]]
+            more = sharding_metadata(items) if self.save_distributed else self._ties_of(items)
+            return write_part(store, names, items, {"format": "pt", **placement.stamp, **more}, planner)
+
         with ThreadPoolExecutor(self.thread_count, thread_name_prefix="dcp-hf") as pool:
-            written = [*pool.map(lambda job: write_part(store, job, planner), jobs)]
+            written = [*pool.map(write, self._temporary.items())]
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result([result for results in written for result in results])
         return done
 
-    def _ties_of(self, items: list[WriteItem]) -> Mapping[str, str]:
+    def _ties_of(self, items: list[WriteItem]) -> dict[str, str]:
         names = {item.index.fqn for item in items}
-        return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
+        ties = {alias: target for alias, target in self._aliases.items() if {alias, target} <= names}
+        return {ALIASES: json.dumps(ties)} if ties else {}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: at any moment the folder holds the old or the new complete set of files."""
@@ -240,7 +244,7 @@ class HuggingFaceStorageWriter(SafetensorsWriter):
         """Remove the files of a failed save."""
         super().abort(error)
         store = self._store()
-        for name in self._temporary:
+        for name in self._temporary.values():
             with contextlib.suppress(OSError):
                 store.delete(name)
 
