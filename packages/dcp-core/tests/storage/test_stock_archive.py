@@ -82,6 +82,7 @@ UNUSUAL = {
     "too few values": rewritten(saved(VALUES), changes={"data/0": bytes(11_999)}),
     "hostile": rewritten(saved(VALUES), changes={"data.pkl": pickle.dumps(Hostile(), protocol=2)}),
     "not a pickle": rewritten(saved(VALUES), changes={"data.pkl": b"nonsense"}),
+    "record beyond the ends": rewritten(saved(VALUES), changes={"version": bytes(END + 1)}),
     "empty": b"",
 }
 

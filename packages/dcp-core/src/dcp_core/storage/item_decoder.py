@@ -8,9 +8,8 @@ Source: torch 2.13 `torch.serialization._save`, `torch._utils._rebuild_tensor_v2
 
 from __future__ import annotations
 
-import io
 import math
-import zipfile
+import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from dcp_core.encoding.compression import ExtensionRegistry, block_undo, undo
 from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError, UnsupportedValueError
 from dcp_core.objects.object_bytes import load_tensor
 from dcp_core.tensors.kinds import unwrapped
-from dcp_io.archives.zip_format import LOCAL, local_lengths
+from dcp_io.archives.archive_checks import inflated, zip_records
 from dcp_io.requests import BlockDecoder, ReadRequest, ReadStats
 from dcp_manifest.index.columns import Framing, ItemKind, StoredItem
 from dcp_manifest.index.dtypes import TYPED_STORAGES
@@ -171,82 +170,39 @@ class ArchiveSearch:
 def locate_tensor(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTensor | None:
     """Locate the elements; None if the archive is not ordinary."""
     try:
-        return _locate(stored, _Ends(head, tail, stored.stored_bytes))
+        return _locate(stored, head, tail)
     except Exception:  # noqa: BLE001 - any error means that the archive is not ordinary
         return None
 
 
-def _locate(stored: StoredItem, ends: _Ends) -> ArchivedTensor | None:
-    with zipfile.ZipFile(ends) as archive:
-        names = {name.partition("/")[2]: name for name in archive.namelist()}
-        tensor, _ = read_pickle(archive.read(names["data.pkl"]), _TABLE, persistent=_storage)
-        (values,) = (name for name in names if name.startswith("data/"))
-        record = archive.getinfo(names[values])
-        little = "byteorder" not in names or archive.read(names["byteorder"]) == b"little"
-        checked = any(entry.CRC for entry in archive.infolist() if entry.file_size)
-        ordinary = little and len(names) == len(archive.namelist()) and _is_stored(record)
+def _locate(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTensor | None:
+    whole = memoryview(mmap.mmap(-1, stored.stored_bytes))  # what is between the ends takes no memory
+    whole[: len(head)], whole[-len(tail) :] = head, tail
+    listed = zip_records(whole)
+    records = {record.name.partition("/")[2]: record for record in listed}
+    (values,) = (name for name in records if name.startswith("data/"))
+    record = records[values]
+    if any(other.stored_bytes > len(head) for other in listed if other is not record):
+        return None  # not within an end
+    tensor, _ = read_pickle(inflated(whole, records["data.pkl"]), _TABLE, persistent=_storage)
+    little = "byteorder" not in records or inflated(whole, records["byteorder"]) == b"little"
+    checked = any(one.crc32 for one in listed if one.bytes)
+    ordinary = little and len(records) == len(listed) and not record.deflated
     if not ordinary or not isinstance(tensor, _Rebuilt) or not tensor.is_ordinary():
         return None
-    start = _data_start(ends, record)
     size = math.prod(tensor.sizes) * tensor.dtype.itemsize
-    if values != f"data/{tensor.storage.key}" or record.file_size != size or start + size > stored.stored_bytes:
+    if values != f"data/{tensor.storage.key}" or record.bytes != size:
         return None
     item = StoredItem(
         file=stored.file,
-        offset=stored.offset + stored.lead + start,
+        offset=stored.offset + stored.lead + record.start,
         length=size,
         lead=0,
         stored_bytes=size,
         framing=Framing.RAW,
-        crc32=record.CRC if checked else None,
+        crc32=record.crc32 if checked else None,
     )
     return ArchivedTensor(tensor.dtype, tensor.sizes, item)
-
-
-def _is_stored(record: zipfile.ZipInfo) -> bool:
-    encrypted = record.flag_bits & 1
-    return record.compress_type == zipfile.ZIP_STORED and record.compress_size == record.file_size and not encrypted
-
-
-def _data_start(ends: _Ends, record: zipfile.ZipInfo) -> int:
-    ends.seek(record.header_offset)
-    lengths = local_lengths(ends.read(LOCAL.size))
-    if lengths is None or ends.read(lengths[0]) != record.orig_filename.encode():
-        raise zipfile.BadZipFile("a record's header is damaged")
-    return record.header_offset + LOCAL.size + sum(lengths)
-
-
-class _Ends(io.RawIOBase):
-    def __init__(self, head: bytes, tail: bytes, size: int) -> None:
-        super().__init__()
-        self._head, self._tail, self._size = head, tail, size
-        self._position = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = (0, self._position, self._size)[whence] + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        start = self._position
-        stop = self._size if size < 0 else min(self._size, start + size)
-        tail_start = self._size - len(self._tail)
-        if start >= 0 and stop <= len(self._head):
-            found = self._head[start:stop]
-        elif start >= tail_start:
-            found = self._tail[start - tail_start : stop - tail_start]
-        else:
-            raise EOFError("these bytes are not at an end of the archive")
-        self._position = stop
-        return found
 
 
 @dataclass(frozen=True, slots=True)

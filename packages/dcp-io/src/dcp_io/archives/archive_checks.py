@@ -115,9 +115,12 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
 
 
 def _directory(view: memoryview) -> tuple[int, int, int]:
-    tail = bytes(view[-(END.size + _MAX_COMMENT_BYTES) :])
-    found = tail.rfind(b"PK\x05\x06")
-    if found < 0:
+    for length in (END.size, END.size + _MAX_COMMENT_BYTES):  # few archives have a comment
+        tail = bytes(view[-length:])
+        found = tail.rfind(b"PK\x05\x06")
+        if found >= 0:
+            break
+    else:
         raise CorruptCheckpointError("the archive has no directory: it is truncated or damaged")
     end = len(view) - len(tail) + found
     _, _, _, _, count, size, start, _ = END.unpack_from(view, end)
