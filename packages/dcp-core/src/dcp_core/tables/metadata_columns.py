@@ -32,7 +32,6 @@ from dcp_core.tables.plan_columns import ColumnBuilder, PlanColumns, PlannedRows
 from dcp_manifest.index.columns import (
     CheckpointIndex,
     ItemColumns,
-    ManifestInfo,
     PathElement,
     StoredItem,
     needed_bytes,
@@ -49,26 +48,16 @@ _FEW_CHUNKS = 64
 
 
 class StateRecords:
-    """Source of `state_dict_metadata`; with `owner`, also of that rank's own values."""
+    """Source of `state_dict_metadata`, without values of single ranks."""
 
-    def __init__(self, index: CheckpointIndex, owner: int | None) -> None:
+    def __init__(self, index: CheckpointIndex) -> None:
         self.index = index
         self._shape_starts = index.shape_starts().tolist()
         self._box_starts = index.box_starts().tolist()
         self.chunk_starts: list[int] = index.chunk_starts().tolist()
-        self.tensors: dict[str, int] = {}
-        self.objects: dict[str, int] = {}
-        for wanted in (0, owner):
-            if wanted is None:
-                continue
-            for row in np.flatnonzero(index.tensor_owner == wanted).tolist():
-                self.objects.pop(index.tensor_names[row], None)
-                self.tensors[index.tensor_names[row]] = row
-            for row in np.flatnonzero(index.object_owner == wanted).tolist():
-                self.tensors.pop(index.object_names[row], None)
-                self.objects[index.object_names[row]] = row
-        for name, row in zip(index.alias_names, index.alias_targets.tolist(), strict=True):
-            self.tensors[name] = row
+        self.tensors = {index.tensor_names[row]: row for row in np.flatnonzero(index.tensor_owner == 0).tolist()}
+        self.objects = {index.object_names[row]: row for row in np.flatnonzero(index.object_owner == 0).tolist()}
+        self.tensors.update(zip(index.alias_names, index.alias_targets.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.tensors) + len(self.objects)
@@ -290,12 +279,12 @@ class StorageRecords:
 _MODULES = ["dcp-manifest/1"]
 
 
-def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> Metadata:
+def metadata_from_index(index: CheckpointIndex) -> Metadata:
     """Return metadata with lazy records; the index must not change afterwards.
 
-    With `rank`, that rank's own values replace the job's. Aliases are separate entries, as in stock.
+    Values of single ranks are left out. Aliases are separate entries, as in stock.
     """
-    records = StateRecords(index, None if rank is None else rank + 1)
+    records = StateRecords(index)
     return Metadata(
         state_dict_metadata=LazyDict(records),
         planner_data=None if index.paths is None else dict(index.paths),
@@ -312,12 +301,7 @@ def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> M
     )
 
 
-def index_from_metadata(
-    metadata: Metadata,
-    *,
-    info: ManifestInfo | None = None,
-    aliases: Mapping[str, str] | None = None,
-) -> CheckpointIndex:
+def index_from_metadata(metadata: Metadata, *, aliases: Mapping[str, str] | None = None) -> CheckpointIndex:
     """Return an index in the records' order; PlanError if an item has no location."""
     aliases = aliases or {}
     entries = [(name, record) for name, record in metadata.state_dict_metadata.items() if name not in aliases]
@@ -327,7 +311,7 @@ def index_from_metadata(
     for name, record in tensors:
         table.add(name, record.properties, record.size, record.chunks, whole=False)
     index = table.columns(objects).table
-    index.info, index.paths = info, paths_of(metadata.planner_data)
+    index.paths = paths_of(metadata.planner_data)
     _put_aliases(index, aliases)
     if metadata.storage_data is not None:
         chunks = [MetadataIndex(name, chunk.offsets) for name, record in tensors for chunk in record.chunks]
