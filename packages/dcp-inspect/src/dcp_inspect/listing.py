@@ -101,7 +101,7 @@ class Listed:
         return {**{name: getattr(self, name) for name in names}, **self.notes.as_json()}
 
 
-def find(path: str, *, unfinished: bool = False, unreadable: bool = True) -> list[FoundCheckpoint[Any]]:
+def find(path: str, *, unfinished: bool = False) -> list[FoundCheckpoint[Any]]:
     """Return the checkpoints in a directory or URI and below, newest first; on request, unfinished saves.
 
     A directory that cannot be listed is returned with the reason. A file such as `run.tiers.toml` stands for all its
@@ -109,10 +109,10 @@ def find(path: str, *, unfinished: bool = False, unreadable: bool = True) -> lis
     """
     described = root_at(path)
     if described is not None:
-        return find_checkpoints(described, unfinished=unfinished, unreadable=unreadable)
+        return find_checkpoints(described, unfinished=unfinished, unreadable=True)
     # Folders need none of the stores' engines.
     root: Any = open_store(path) if is_uri(path) else LocalFolder(existing_folder(path))
-    return checkpoints_below(root, unfinished=unfinished, unreadable=unreadable)
+    return checkpoints_below(root, unfinished=unfinished, unreadable=True)
 
 
 def look_at_all(found: Sequence[FoundCheckpoint[Any]], path: str) -> Iterator[Listed]:

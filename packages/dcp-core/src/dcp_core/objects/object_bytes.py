@@ -151,11 +151,11 @@ def _without_state(value: Any) -> Iterator[object]:
         yield value
 
 
-def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
+def scan(data: bytes) -> list[str]:
     """Return the sorted globals that `load_object` would refuse, without importing them."""
     named: set[str] = set()
     try:
-        _examine(data, allowed_globals(allow_globals), named)
+        _examine(data, allowed_globals(), named)
     except UnsafePickleError as error:
         if not named:
             raise CorruptCheckpointError(f"the object {error}") from error
@@ -172,21 +172,14 @@ def _examine(data: bytes | memoryview, allowed: AllowList, named: set[str]) -> N
     )
 
 
-def report_unloadable(
-    data: bytes,
-    *,
-    key: str,
-    strict: bool = False,
-    allow_globals: Sequence[Any] = (),
-    reported: set[str] | None = None,
-) -> None:
+def report_unloadable(data: bytes, *, key: str, strict: bool = False, reported: set[str] | None = None) -> None:
     """Warn once of an object that a load would refuse; UnsupportedValueError if `strict`."""
     if _is_plain(data):
         return
     refused: set[str] = set()
     reason = ""
     try:
-        _examine(data, allowed_globals(allow_globals), refused)
+        _examine(data, allowed_globals(), refused)
     except Exception as error:  # noqa: BLE001 - a load may raise anything
         reason = f"the stored object {error}"
     if refused:
