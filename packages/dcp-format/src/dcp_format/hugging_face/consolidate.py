@@ -6,17 +6,14 @@ assignment of files to ranks).
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch.distributed as dist
+from typing import Any
 
 from dcp_base.schemes import file_path
-from dcp_core.errors import CheckpointException, MissingKeyError
+from dcp_core.errors import MissingKeyError
 from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.content.content import TensorEntry
 from dcp_format.content.new_file import sweep, temporary_name
@@ -24,9 +21,9 @@ from dcp_format.safetensors.complete_set import Stamp, fresh_name, save_id_of
 from dcp_format.safetensors.safetensors_index import earlier_files, open_safetensors, shard_name
 from dcp_format.safetensors.safetensors_write import publish_files, sizes_of, write_tensor_file
 from dcp_io import LocalStore
+from dcp_ranks import Coordinator, make_coordinator
 
 _INFLIGHT_BYTES = 16 << 20
-T = TypeVar("T")
 
 
 def consolidate_safetensors_files(
@@ -38,8 +35,7 @@ def consolidate_safetensors_files(
         CorruptCheckpointError: A file is damaged, or a region of a tensor is in no file.
         MissingKeyError: The mapping names a tensor that no input file contains.
     """
-    plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
-    plan.publish(plan.write(plan.numbers, num_threads))
+    _consolidate(make_coordinator(no_dist=True), input_dir, output_dir, fqn_to_index_mapping, num_threads)
 
 
 def consolidate_safetensors_files_on_every_rank(
@@ -63,39 +59,36 @@ def consolidate_safetensors_files_on_every_rank(
     Raises:
         CheckpointException: The consolidation failed on some rank; raised on every rank.
 
-    Ranks: every rank of the group; collective (object collectives).
+    Ranks: every rank of the group; collective.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        consolidate_safetensors_files(input_dir, output_dir, fqn_to_index_mapping, num_threads)
-        return
-    rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    plan = _together(lambda: _Plan.of(input_dir, output_dir, fqn_to_index_mapping), process_group)
-    mine = [number for number in plan.numbers if (number - 1) % world_size == rank]
+    _consolidate(make_coordinator(process_group), input_dir, output_dir, fqn_to_index_mapping, num_threads)
+
+
+def _consolidate(
+    coordinator: Coordinator, input_dir: str, output_dir: str, mapping: Mapping[str, int], threads: int
+) -> None:
+    plan: _Plan | None = None
     written: dict[str, str] = {}
-    try:
-        _together(lambda: written.update(plan.write(mine, num_threads)), process_group)
-    except BaseException:
-        plan.discard(written)
-        raise
-    everybodys: list[dict[str, str]] = [{}] * world_size
-    dist.all_gather_object(everybodys, written, group=process_group)
-    _together(lambda: plan.publish(dict(ChainMap(*everybodys))) if rank == 0 else None, process_group)
 
+    def write() -> dict[str, str]:
+        nonlocal plan
+        plan = _Plan.of(input_dir, output_dir, mapping)
+        mine = [*plan.entries][coordinator.rank :: coordinator.world_size]
+        written.update({name: temporary_name(name) for name in mine})
+        plan.write(written, threads)
+        return written
 
-def _together(step: Callable[[], T], group: Any) -> T:
-    error: Exception | None = None
-    try:
-        result = step()
-    except Exception as caught:  # noqa: BLE001 - raised on every rank
-        error = caught
-    reported: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(reported, None if error is None else f"{type(error).__name__}: {error}", group=group)
-    failures = {
-        rank: (error if rank == dist.get_rank(group) else None, text) for rank, text in enumerate(reported) if text
-    }
-    if failures:
-        raise CheckpointException("consolidating safetensors files", failures) from error
-    return result
+    def publish(found: Sequence[Mapping[str, str]]) -> None:
+        if plan is not None:
+            plan.publish({name: place for each in found for name, place in each.items()})
+
+    with coordinator:
+        try:
+            coordinator.all_reduce("consolidate safetensors files", write, publish)
+        except BaseException:
+            for place in written.values():
+                LocalStore(file_path(output_dir)).delete(place)
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +122,12 @@ class _Plan:
             files[names[mapping.get(name, 1)]].append(entry)
         return cls(Path(output_dir), files, metadata)
 
-    @property
-    def numbers(self) -> list[int]:
-        return [*range(1, len(self.entries) + 1)]
-
-    def write(self, numbers: Sequence[int], threads: int) -> dict[str, str]:
+    def write(self, temporary: Mapping[str, str], threads: int) -> None:
         if threads < 1:
             raise ValueError(f"num_threads={threads} must be at least 1")
         store = LocalStore(self.folder)
         store.make()
         sweep(store, self.entries.keys().__contains__)
-        names = [*self.entries]
-        temporary = {names[number - 1]: temporary_name(names[number - 1]) for number in numbers}
 
         def write(pair: tuple[str, str]) -> None:
             name, place = pair
@@ -149,17 +136,8 @@ class _Plan:
                     sink, self.entries[name], self.metadata, max_inflight_bytes=_INFLIGHT_BYTES // threads
                 )
 
-        try:
-            with ThreadPoolExecutor(threads, thread_name_prefix="dcp-consolidate") as pool:
-                list(pool.map(write, temporary.items()))
-        except BaseException:
-            self.discard(temporary)
-            raise
-        return temporary
-
-    def discard(self, temporary: Mapping[str, str]) -> None:
-        for place in temporary.values():
-            LocalStore(self.folder).delete(place)
+        with ThreadPoolExecutor(threads, thread_name_prefix="dcp-consolidate") as pool:
+            list(pool.map(write, temporary.items()))
 
     def publish(self, temporary: Mapping[str, str]) -> None:
         """Name all files after all were written, with an index: tensors that it lacks are not part of the model."""
