@@ -93,7 +93,7 @@ def test_a_firewall_ends_in_an_error_that_names_rank_and_address(ranks):
         (waiting, waited), (calling, took) = ranks.run(2, refused, hosts, 8)
     assert isinstance(waiting, StreamError)
     assert waiting.rank == 1
-    assert "did not connect to this rank within 8.0 s" in waiting.reason
+    assert "did not connect to this rank within" in waiting.reason
     assert isinstance(calling, StreamError)
     assert calling.rank == 0
     assert f"{hosts[0].addresses[0]}:" in calling.reason
