@@ -120,6 +120,14 @@ class StockWriter(FileSystemWriter):
         self.path = self.fs.init_path(path)
 
 
+class CountingWriter(FileSystemWriter):
+    """Reads the results after the base class has used them."""
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        super().finish(metadata, results)
+        self.written_bytes = sum(result.size_in_bytes for of_rank in results for result in of_rank)
+
+
 class PrefixWriter(StockWriter):
     """Puts each rank's files into a folder; its override does not call the base class's method."""
 
@@ -160,6 +168,12 @@ def same(found: dict[str, Any], factor: float = 1.0) -> bool:
 
 def times(factor: float) -> dict[str, Any]:
     return {**STATE, "w": STATE["w"] * factor}  # type: ignore[operator]
+
+
+def test_a_subclass_reads_the_results_after_they_were_used(tmp_path: Path) -> None:
+    writer = CountingWriter(str(tmp_path))
+    save(STATE, storage_writer=writer, no_dist=True)
+    assert writer.written_bytes > 1000 * 4
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)

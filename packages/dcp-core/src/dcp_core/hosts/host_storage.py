@@ -71,9 +71,6 @@ class HostStorageWriter(ByteStorageWriter):
         overwrite, interop, compression: See `ByteStorageWriter`.
     """
 
-    _places: HostPlaces | None = None
-    _is_committed = False
-
     def __init__(
         self,
         checkpoint_id: CheckpointId,
@@ -111,7 +108,7 @@ class HostStorageWriter(ByteStorageWriter):
 
     def _clear(self) -> None:
         super()._clear()
-        self._places = None
+        self._places: HostPlaces | None = None
         self._is_committed = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

@@ -252,7 +252,8 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         """Publish the index, which creates the checkpoint; then remove a replaced one's files."""
         with collector_paused():
             index, ranks = written_index(metadata, results), len(results)
-            results.clear()  # the index needs the memory
+            if type(self).finish is ByteStorageWriter.finish:  # a subclass may read them afterwards
+                results.clear()  # the index needs the memory
             placement = self._placement
             if placement is None:  # a subclass may name its files without prepare_global_plan
                 plan, *_ = self._begin([SavePlan([])] * ranks, [None] * ranks)
