@@ -137,6 +137,7 @@ def coverage(session: nox.Session) -> None:
     if not session.posargs:
         devices = ("--device=pretend", "-m", "device and not slow", *ON_DEVICES)
         session.run(*run, *devices, env=SINGLE_THREAD, success_codes=[0, 1], external=True)
+        session.run(*run, *framework_tests(session), env=SINGLE_THREAD, success_codes=[0, 1], external=True)
     session.run(*measured, "combine", "--quiet", external=True)
     session.run(*measured, "json", "--quiet", "-o", str(report), external=True)
     percents = package_percents(report)
@@ -196,10 +197,7 @@ def interop(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def frameworks(session: nox.Session) -> None:
     """The tests of the adapters, and of other frameworks' way of calling, with the frameworks themselves."""
-    shared(session, "frameworks")
-    install(session, torchtitan=TORCHTITAN, weights=["--no-deps", DEMO_WEIGHTS])
-    adapters = [str(folder / "tests") for folder in PACKAGES.values() if is_adapter(folder)]
-    pytest(session, *adapters, "integration_tests/compatibility", *session.posargs)
+    pytest(session, *framework_tests(session), *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -422,6 +420,14 @@ def wheels_over_this(session: nox.Session, folder: str) -> str:
     session.run(*offline, "--no-deps", "--ignore-installed", *base_packages(), external=True)
     session.run(*offline, *OFFLINE_TOOLS, *needed_offline(), external=True)
     return python
+
+
+def framework_tests(session: nox.Session) -> list[str]:
+    """Install the frameworks in the shared environment; return the folders of the tests that need them."""
+    shared(session, "frameworks")
+    install(session, torchtitan=TORCHTITAN, weights=["--no-deps", DEMO_WEIGHTS])
+    adapters = [str(folder / "tests") for folder in PACKAGES.values() if is_adapter(folder)]
+    return [*adapters, "integration_tests/compatibility"]
 
 
 def changed_files(session: nox.Session, base: str) -> list[Path]:
