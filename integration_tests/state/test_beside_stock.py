@@ -123,7 +123,7 @@ def test_broadcast_from_rank_0(ranks: RankPool, kind: str, variant: str) -> None
 
 
 def _refused(wrong: str) -> str:
-    """Rank 0's state dict does not fit: what this rank is told."""
+    """Rank 0's state dict does not fit, or an optimizer refuses it: what this rank is told."""
     run = _trained("fsdp2", "adamw")
     get = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
     model, optimizer = dcp_state.get_state_dict(run.parts[0], run.optimizer, options=get)
@@ -133,6 +133,8 @@ def _refused(wrong: str) -> str:
         del model["norm.weight"]
     if dist.get_rank() == 0 and wrong == "optimizer":
         optimizer = {"nonsense": 1}
+    if dist.get_rank() == 1 and wrong == "one optimizer":
+        run.optimizer.register_load_state_dict_pre_hook(lambda own, _: own.no_such_attribute)
     options = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     try:
         dcp_state.set_state_dict(
@@ -144,9 +146,15 @@ def _refused(wrong: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [("shape", "norm.weight"), ("missing", "norm.weight"), ("optimizer", "nonsense")]
+    ("wrong", "told"),
+    [
+        ("shape", "norm.weight"),
+        ("missing", "norm.weight"),
+        ("optimizer", "nonsense"),
+        ("one optimizer", "no_such_attribute"),
+    ],
 )
-def test_all_ranks_are_told_what_is_wrong_on_rank_0(ranks: RankPool, wrong: str, told: str) -> None:
+def test_all_ranks_are_told_what_is_wrong_on_one(ranks: RankPool, wrong: str, told: str) -> None:
     for message in ranks.run(2, _refused, wrong):
         assert told in message
 

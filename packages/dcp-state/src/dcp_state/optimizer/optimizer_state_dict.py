@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from dcp_state.optimizer.initial import InitialStates
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import StateMismatchError, StateReport, class_name, named_values, nameless_state
-from dcp_state.sharding import broadcast_tensors, convert_tensors
+from dcp_state.sharding import all_ranks, broadcast_tensors, convert_tensors
 
 
 def get_optimizer_state_dict(
@@ -191,13 +192,14 @@ def restore_optimizers(
         for one in initial:
             one.prepare()  # the memory for this is free again before the tensors arrive
         saved = _broadcast(optimizers, names, state_dict)
-    else:
-        if not state_dict:
-            raise StateMismatchError(
-                "optimizer state", ["the state dict is empty; pass what get_optimizer_state_dict gave"]
-            )
-        saved = read_saved(_with_names(state_dict, optimizers, names), names.known)
-    return restore_saved(optimizers, names, saved, options, adopt=options.broadcast_from_rank0, initial=initial)
+        with all_ranks("broadcast from rank 0: optimizer") as (_, errors):  # the model's tensors may follow
+            restore = partial(restore_saved, optimizers, names, saved, options, adopt=True, initial=initial)
+            return errors.attempt(restore) or StateReport()
+    if not state_dict:
+        problem = "the state dict is empty; pass what get_optimizer_state_dict gave"
+        raise StateMismatchError("optimizer state", [problem])
+    saved = read_saved(_with_names(state_dict, optimizers, names), names.known)
+    return restore_saved(optimizers, names, saved, options, adopt=False, initial=initial)
 
 
 def _adapter_of(optimizer: torch.optim.Optimizer) -> OptimizerAdapter | None:
