@@ -45,7 +45,7 @@ from dcp_ranks.transport.store_wire import decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
 from integration_tests.benchmarks.pages import replace_figures
 
-RANKS = (64, 256, 1024, 4096, 16384)
+RANKS = (64, 256, 1024, 2816, 4096, 16384)
 STOCK_RANKS = (16, 64, 256)
 MODULE = "integration_tests.benchmarks.planning"
 TENSORS = 3_000
