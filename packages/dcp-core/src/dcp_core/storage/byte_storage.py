@@ -54,6 +54,17 @@ class ByteStorage(Storage):
     def _id_to_open(self) -> CheckpointId:
         return self.absolute_id
 
+    @abstractmethod
+    def _clear(self) -> None:
+        """Forget the last save or load."""
+
+    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
+        """See `Storage`."""
+        if checkpoint_id is not None:
+            self._set_id(checkpoint_id)
+        self._reopen()
+        self._clear()
+
     def _reopen(self) -> None:
         self._opened = None
 

@@ -121,13 +121,6 @@ class ByteStorageReader(ByteStorage, StorageReader):
         self.unverified_keys: set[str] = set()
         self.bytes_read: int = 0
 
-    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """See `Storage`."""
-        if checkpoint_id is not None:
-            self._set_id(checkpoint_id)
-        self._reopen()
-        self._clear()
-
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata of the newest complete checkpoint in the directory, with rank-local indexes merged.
 

@@ -137,13 +137,6 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         vars(self).update(state)
         self._clear()
 
-    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """See `Storage`."""
-        if checkpoint_id is not None:
-            self._set_id(checkpoint_id)
-        self._reopen()
-        self._clear()
-
     def renew_save_id(self) -> None:
         """See `StorageWriter`."""
         if self._begun:
