@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ def loader_of_this_rank(workers: int) -> Any:
     from torch.utils.data import DistributedSampler
     from torchdata.stateful_dataloader import StatefulDataLoader
 
+    # The end of a process group joins threads, which a forked worker does not have: none may be garbage there.
+    gc.collect()
     dataset: Any = torch.arange(60)
     sampler: Any = DistributedSampler(dataset, shuffle=False)
     return StatefulDataLoader(dataset, batch_size=2, sampler=sampler, num_workers=workers)
