@@ -30,7 +30,7 @@ def package_percents(report: Path) -> dict[str, float]:
 def write_percent(readme: Path, percent: float) -> None:
     """Write a package's figure at the end of its README, in place of the last one. Rounds down."""
     text = _LINE.sub("\n", readme.read_text()).rstrip("\n")
-    said = f"Tests of the whole repository run {int(percent)} % of this package's lines and branches."
+    said = f"Test coverage: {int(percent)} %."
     readme.write_text(f"{text}\n\n<!-- coverage, written by `nox -s coverage` -->\n{said}\n")
 
 
