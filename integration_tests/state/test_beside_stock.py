@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -122,27 +122,36 @@ def test_broadcast_from_rank_0(ranks: RankPool, kind: str, variant: str) -> None
     assert ranks.run(2, _full_round, kind, variant) == [[], []]
 
 
+def _no_such_attribute(own: Any, _: Any) -> None:
+    own.no_such_attribute  # noqa: B018 - raises
+
+
 def _refused(wrong: str) -> str:
     """Rank 0's state dict does not fit, or an optimizer refuses it: what this rank is told."""
     run = _trained("fsdp2", "adamw")
     get = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
     model, optimizer = dcp_state.get_state_dict(run.parts[0], run.optimizer, options=get)
-    if dist.get_rank() == 0 and wrong == "shape":
-        model["norm.weight"] = torch.ones(3)
-    if dist.get_rank() == 0 and wrong == "missing":
-        del model["norm.weight"]
-    if dist.get_rank() == 0 and wrong == "optimizer":
-        optimizer = {"nonsense": 1}
-    if dist.get_rank() == 1 and wrong == "one optimizer":
-        run.optimizer.register_load_state_dict_pre_hook(lambda own, _: own.no_such_attribute)
+    (part,), own = run.parts, run.optimizer
+    wrongs: dict[str, Callable[[], Any]] = {
+        "shape": lambda: model.update({"norm.weight": torch.ones(3)}),
+        "missing": lambda: model.pop("norm.weight"),
+        "optimizer": lambda: [optimizer.clear(), optimizer.update(nonsense=1)],
+        "one optimizer": lambda: own.register_load_state_dict_pre_hook(_no_such_attribute),
+        "one model": lambda: part.register_load_state_dict_post_hook(_no_such_attribute),
+    }
+    if dist.get_rank() == wrong.startswith("one"):
+        wrongs.get(wrong, int)()
+        part = own if wrong == "one module" else part
+        own = part if wrong == "one wrapper" else own
+        model = None if wrong == "one state dict" else model
     options = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    try:
-        dcp_state.set_state_dict(
-            run.parts[0], run.optimizer, model_state_dict=model, optim_state_dict=optimizer, options=options
-        )
-    except DcpError as error:
-        return str(error)
-    return "no error"
+    told = "nothing"
+    for _ in range(2):  # the ranks still call the same collectives in the same order
+        try:
+            dcp_state.set_state_dict(part, own, model_state_dict=model, optim_state_dict=optimizer, options=options)
+        except DcpError as error:
+            told = str(error)
+    return told
 
 
 @pytest.mark.parametrize(
@@ -151,7 +160,11 @@ def _refused(wrong: str) -> str:
         ("shape", "norm.weight"),
         ("missing", "norm.weight"),
         ("optimizer", "nonsense"),
+        ("one state dict", "a NoneType"),
+        ("one module", "modules"),
+        ("one wrapper", "is no torch.optim.Optimizer"),
         ("one optimizer", "no_such_attribute"),
+        ("one model", "no_such_attribute"),
     ],
 )
 def test_all_ranks_are_told_what_is_wrong_on_one(ranks: RankPool, wrong: str, told: str) -> None:

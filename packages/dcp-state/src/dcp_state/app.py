@@ -27,18 +27,11 @@ from dcp_state.canonical_names import ModelNames, name_model, name_models, optim
 from dcp_state.model import fit_model, model_state
 from dcp_state.optimizer.fitting import GROUPS, PARAM_NAMES, PARAMS, STATE, SavedOptimizer, is_bookkeeping, is_text
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
-from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_optimizers, restore_saved
+from dcp_state.optimizer.optimizer_state_dict import initial_states, optimizer_state, restore_optimizers, restore_saved
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.random_state import RandomState
-from dcp_state.report import (
-    IncompatibleKeys,
-    StateMismatchError,
-    StateReport,
-    class_name,
-    named_values,
-    refusals,
-)
-from dcp_state.sharding import named_tensors
+from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport, class_name, named_values, refusals
+from dcp_state.sharding import named_tensors, on_all_ranks
 
 
 def get_state_dict(
@@ -78,8 +71,8 @@ def set_state_dict(
     """
     options = check_options(options)
     with collector_paused():
-        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
-        optimizers = as_optimizers(optimizers)
+        names = on_all_ranks("model", lambda: name_model(model, modifiers=options.dsd_fqn_modifiers), options)
+        optimizers = on_all_ranks("optimizers", lambda: as_optimizers(optimizers), options)
         load = fit_model(model, names, model_state_dict, options, may_be_empty=bool(optimizers))
         report = StateReport()
         if optimizers:
@@ -353,7 +346,7 @@ class AppState:
         saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty, unsaved)
         adopt = all(tensor in self._given for _, tensor in named_tensors(saved.state))
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))
-        self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))
+        self.report.merge(restore_saved(initial_states(self._optimizers), joined, saved, self._options, adopt=adopt))
 
     def _check(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> Collection[str]:
         del names  # of the model, of which those that stay as they are would be returned

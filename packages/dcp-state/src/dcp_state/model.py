@@ -21,7 +21,7 @@ from dcp_core.tensors.kinds import as_dtensor, is_dtensor
 from dcp_state.canonical_names import ModelNames, name_model
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport, named_values
-from dcp_state.sharding import broadcast_model, convert_tensors, place
+from dcp_state.sharding import broadcast_model, convert_tensors, on_all_ranks, place
 
 
 def get_model_state_dict(
@@ -69,7 +69,7 @@ def set_model_state_dict(
     """
     options = check_options(options)
     with collector_paused():
-        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        names = on_all_ranks("model", lambda: name_model(model, modifiers=options.dsd_fqn_modifiers), options)
         return fit_model(model, names, model_state_dict, options)()
 
 
@@ -100,7 +100,7 @@ def fit_model(
     kept: Collection[str] = (),
 ) -> Callable[[], IncompatibleKeys]:
     """See `set_model_state_dict`; for a model with known names. Returns the load. The names `kept` may be missing."""
-    state_dict = named_values(_by_names(state_dict, names), "model state")
+    state_dict = on_all_ranks("model state", lambda: named_values(_by_names(state_dict, names), "model state"), options)
     nothing = IncompatibleKeys.of([], [], StateReport())
     if options.broadcast_from_rank0:
         plain = not any(adapter.gathers for adapter in names.adapters)
@@ -114,7 +114,10 @@ def fit_model(
 
         def load() -> IncompatibleKeys:
             left, done = fill()
-            return _fit(model, names, left, options, done)() if left or done or not may_be_empty else nothing
+            if may_be_empty and not left and not done:
+                return nothing
+            fitted = on_all_ranks("fit", lambda: _fit(model, names, left, options, done), options)
+            return on_all_ranks("load", fitted, options)
 
         return load
     if not (state_dict or may_be_empty or kept or options.ignore_frozen_params) and options.strict:
@@ -197,8 +200,8 @@ def _refuse_hidden_parameters(model: nn.Module) -> None:
                     )
 
 
-def _by_names(state_dict: Mapping[Any, Any], names: ModelNames) -> Mapping[str, Any]:
-    if not any(isinstance(key, nn.Module) for key in state_dict):
+def _by_names(state_dict: Any, names: ModelNames) -> Any:
+    if not isinstance(state_dict, Mapping) or not any(isinstance(key, nn.Module) for key in state_dict):
         return state_dict
     warnings.warn(
         "Passing model_state_dict as a dict with modules as keys is deprecated: put each submodule's name before its "

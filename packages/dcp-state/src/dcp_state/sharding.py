@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,13 @@ def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator,
     with make_coordinator(no_dist=alone or not dist.is_initialized()) as coordinator:
         yield coordinator, errors
         coordinator.all_gather(phase, errors.tell)
+
+
+def on_all_ranks(phase: str, function: Callable[[], T], options: StateDictOptions) -> T:
+    """Return the function's result. With `broadcast_from_rank0`, any rank's error is raised on all ranks."""
+    with all_ranks(f"broadcast from rank 0: {phase}", alone=not options.broadcast_from_rank0) as (_, errors):
+        result = errors.attempt(function)
+    return cast("T", result)  # which is None only if an error was raised
 
 
 def box_of(fqn: str, whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:

@@ -215,7 +215,6 @@ def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]
 
 
 def fit(
-    optimizer: torch.optim.Optimizer,
     initial: InitialStates,
     names: OptimizerNames,
     saved: SavedOptimizer,
@@ -229,8 +228,8 @@ def fit(
     `empty_groups` has hyperparameters for groups without parameters, in order. With `adopt`, the optimizer may take the
     saved tensors themselves. Of the options, only `strict` is used.
     """
-    fitted = FittedState(optimizer, initial, names, options)
-    for number, group in enumerate(optimizer.param_groups):
+    fitted = FittedState(initial.optimizer, initial, names, options)
+    for number, group in enumerate(initial.optimizer.param_groups):
         members = [names.fqns(parameter, number, position) for position, parameter in enumerate(group[PARAMS])]
         fqns = [fqn for each in members for fqn in each]
         hyperparameters = _hyperparameters(fitted, number, group, fqns, saved, empty_groups)

@@ -257,7 +257,7 @@ class InitialStates:
     """Initial states of one optimizer's parameters. The adapter is asked before a trial step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, adapter: OptimizerAdapter | None) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._adapter = adapter
         self._known: dict[Hashable, _Known] = {}
         self._value_free: dict[int, bool] = {}
@@ -265,9 +265,9 @@ class InitialStates:
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Return the initial state per parameter, in new tensors, or raise UnsupportedValueError."""
-        is_packed = type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        is_packed = type(self.optimizer).state_dict is not torch.optim.Optimizer.state_dict
         if parameters and self._adapter is None and not is_packed and self._is_value_free(group_index, parameters[0]):
-            made = self._prepared(self._optimizer.param_groups[group_index], parameters)
+            made = self._prepared(self.optimizer.param_groups[group_index], parameters)
             if made:  # without a copy, which would take as long as reading the state from a file
                 return made
         return [self._of_one(group_index, parameter) for parameter in parameters]
@@ -278,7 +278,7 @@ class InitialStates:
             return named
         known = self._of_kind(group_index, parameter)
         if known.by_value:
-            group = _without_decay(self._optimizer.param_groups[group_index])
+            group = _without_decay(self.optimizer.param_groups[group_index])
             probed = self._probe(group, parameter, lambda trial: trial.copy_(parameter.detach()))
             return self._packed(group, parameter, probed).state
         return {name: copy_value(value) for name, value in known.state.items()}
@@ -295,7 +295,7 @@ class InitialStates:
 
     def prepare(self) -> None:
         """Cache initial states, where trial steps succeed."""
-        for number, group in enumerate(self._optimizer.param_groups):
+        for number, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
                 self.like(number, parameter)
 
@@ -321,13 +321,13 @@ class InitialStates:
     def _of_adapter(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any] | None:
         if self._adapter is None:
             return None
-        return self._adapter.initial_state(self._optimizer, self._optimizer.param_groups[group_index], parameter)
+        return self._adapter.initial_state(self.optimizer, self.optimizer.param_groups[group_index], parameter)
 
     @torch.inference_mode(mode=False)
     def _of_kind(self, group_index: int, parameter: torch.Tensor) -> _Known:
         kind = (group_index, _kind(parameter))
         if kind not in self._known:
-            group = self._optimizer.param_groups[group_index]
+            group = self.optimizer.param_groups[group_index]
             made = self._prepared(group, [parameter]) if self._is_value_free(group_index, parameter) else []
             found = _Known(made[0]) if made else self._find(group, parameter)
             self._known[kind] = self._packed(group, parameter, found)
@@ -337,8 +337,8 @@ class InitialStates:
         """Return whether initial state depends on hyperparameters, shapes and dtypes alone."""
         if group_index not in self._value_free:
             small = torch.zeros((1, 1), dtype=parameter.dtype, device=parameter.device)
-            group = self._optimizer.param_groups[group_index]
-            self._value_free[group_index] = prepares_state(self._optimizer) and any(self._prepared(group, [small]))
+            group = self.optimizer.param_groups[group_index]
+            self._value_free[group_index] = prepares_state(self.optimizer) and any(self._prepared(group, [small]))
         return self._value_free[group_index]
 
     def _prepared(self, group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
@@ -347,7 +347,7 @@ class InitialStates:
             trials = [parameter.detach().requires_grad_() for parameter in parameters]
             for trial in trials:
                 trial.grad = trial.detach()
-            with make_stand_in(self._optimizer, group, *trials) as (stand_in, _):
+            with make_stand_in(self.optimizer, group, *trials) as (stand_in, _):
                 stand_in.state = defaultdict(dict)
                 step_stand_in(stand_in, None, only_prepare=True)
                 return [stand_in.state[trial] for trial in trials]
@@ -356,12 +356,12 @@ class InitialStates:
 
     def _packed(self, group: Mapping[str, Any], parameter: torch.Tensor, known: _Known) -> _Known:
         """Convert state to the form of `state_dict()`, where some classes rename or nest it."""
-        kind: Any = type(self._optimizer)
+        kind: Any = type(self.optimizer)
         if kind.state_dict is torch.optim.Optimizer.state_dict or not known.state:
             return known
         trial = _trial(parameter, torch.Tensor.zero_, 0.0, sparse=False)
         try:
-            with make_stand_in(self._optimizer, group, trial) as (stand_in, _):
+            with make_stand_in(self.optimizer, group, trial) as (stand_in, _):
                 stand_in.state[trial] = dict(known.state)
                 packed = dict(kind.state_dict(stand_in)[_STATE][0])
         except Exception:  # noqa: BLE001 - foreign code on a stand-in
@@ -409,7 +409,7 @@ class InitialStates:
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
             try:
                 trial = _trial(parameter, fill, gradient, sparse=sparse)  # a DTensor has no sparse gradient
-                with make_stand_in(self._optimizer, group, trial) as (stand_in, missing):
+                with make_stand_in(self.optimizer, group, trial) as (stand_in, missing):
                     step_stand_in(stand_in, closure)
                     state = dict(stand_in.state)
             except Exception as error:  # noqa: BLE001 - foreign code on a stand-in; raised below
@@ -422,14 +422,14 @@ class InitialStates:
     def _recorded(self, state: Mapping[Any, Any], trial: torch.Tensor) -> Recorded:
         others = [key for key in state if key is not trial]
         if others:
-            raise nameless_state(self._optimizer, others)
+            raise nameless_state(self.optimizer, others)
         recorded: Any = state.get(trial)
         return Recorded() if recorded is None else recorded
 
     def _refusal(self, error: Exception | None, missing: list[str]) -> UnsupportedValueError:
         lacks = f"; it could not be given {', '.join(missing)}" if missing else ""
         return UnsupportedValueError(
-            f"{class_name(self._optimizer)} has no state for some parameter, and the state that it would begin "
+            f"{class_name(self.optimizer)} has no state for some parameter, and the state that it would begin "
             f"with cannot be found out on a copy ({type(error).__name__}: {error}){lacks}: take a step before, or "
             "register an OptimizerAdapter with `initial_state` (hook dcp_register_state_adapters); nothing was changed"
         )

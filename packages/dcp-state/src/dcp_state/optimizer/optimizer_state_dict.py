@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from dcp_core.errors import MissingKeyError
 from dcp_core.state_dict.flatten import unflatten_state_dict
 from dcp_core.storage.byte_storage import collector_paused
 from dcp_core.tensors.devices import group_device
-from dcp_state.adapters import OptimizerAdapter, installed_adapters
+from dcp_state.adapters import installed_adapters
 from dcp_state.canonical_names import ModelNames, OptimizerNames, name_model, optimizer_names
 from dcp_state.model import submodule_prefixes, take_submodules
 from dcp_state.optimizer.fitting import (
@@ -38,7 +37,7 @@ from dcp_state.optimizer.initial import InitialStates
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import StateMismatchError, StateReport, class_name, named_values, nameless_state
-from dcp_state.sharding import all_ranks, broadcast_tensors, convert_tensors
+from dcp_state.sharding import broadcast_tensors, convert_tensors, on_all_ranks
 
 
 def get_optimizer_state_dict(
@@ -93,7 +92,7 @@ def set_optimizer_state_dict(
     """
     options = check_options(options)
     with collector_paused():
-        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        names = on_all_ranks("model", lambda: name_model(model, modifiers=options.dsd_fqn_modifiers), options)
         return restore_optimizers([(model, names)], optimizers, optim_state_dict, options)
 
 
@@ -126,7 +125,7 @@ def optimizer_state(
 
 
 def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: StateDictOptions) -> dict[str, Any]:
-    packed = _complete(optimizer, InitialStates(optimizer, _adapter_of(optimizer)), whole=names.owner is None)
+    packed = _complete(*initial_states([optimizer]), whole=names.owner is None)
     if names.owner is not None:
         owner, root, own = names.owner
         named = owner.name_optimizer_state(root, optimizer, packed, options)
@@ -142,11 +141,12 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
     return {STATE: state, GROUPS: groups}
 
 
-def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole: bool) -> dict[str, Any]:
+def _complete(initial: InitialStates, *, whole: bool) -> dict[str, Any]:
     """Return `optimizer.state_dict()` with missing initial state.
 
     Unless parameters are `whole`, a parameter without elements here may have its state on another rank.
     """
+    optimizer = initial.optimizer
     packed = optimizer.state_dict()
     _check_nameable(optimizer, packed)
     state = {index: values for index, values in packed[STATE].items() if values}
@@ -185,45 +185,47 @@ def restore_optimizers(
     options: StateDictOptions,
 ) -> StateReport:
     """See `set_optimizer_state_dict`; for modules with known names of one model."""
-    optimizers = as_optimizers(optimizers)
-    names = optimizer_names(parts)
-    initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
-    if options.broadcast_from_rank0:
-        for one in initial:
+
+    def prepare() -> tuple[OptimizerNames, list[InitialStates]]:
+        initial = initial_states(as_optimizers(optimizers))
+        for one in initial if options.broadcast_from_rank0 else ():
             one.prepare()  # the memory for this is free again before the tensors arrive
-        saved = _broadcast(optimizers, names, state_dict)
-        with all_ranks("broadcast from rank 0: optimizer") as (_, errors):  # the model's tensors may follow
-            restore = partial(restore_saved, optimizers, names, saved, options, adopt=True, initial=initial)
-            return errors.attempt(restore) or StateReport()
-    if not state_dict:
+        return optimizer_names(parts), initial
+
+    names, initial = on_all_ranks("optimizer", prepare, options)
+    found = [one.optimizer for one in initial]
+    if options.broadcast_from_rank0:
+        saved = _broadcast(found, names, state_dict)
+    elif state_dict:
+        saved = read_saved(_with_names(state_dict, found, names), names.known)
+    else:
         problem = "the state dict is empty; pass what get_optimizer_state_dict gave"
         raise StateMismatchError("optimizer state", [problem])
-    saved = read_saved(_with_names(state_dict, optimizers, names), names.known)
-    return restore_saved(optimizers, names, saved, options, adopt=False, initial=initial)
+    adopt = options.broadcast_from_rank0  # the received tensors are nobody else's
+    return on_all_ranks("optimizer state", lambda: restore_saved(initial, names, saved, options, adopt=adopt), options)
 
 
-def _adapter_of(optimizer: torch.optim.Optimizer) -> OptimizerAdapter | None:
-    adapter = installed_adapters().of_optimizer(optimizer)
-    if adapter is not None:
-        adapter.check(optimizer)
-    return adapter
+def initial_states(optimizers: Sequence[torch.optim.Optimizer]) -> list[InitialStates]:
+    """Return optimizers with their initial states, or raise an adapter's error."""
+    adapters = [installed_adapters().of_optimizer(optimizer) for optimizer in optimizers]
+    for optimizer, adapter in zip(optimizers, adapters, strict=True):
+        if adapter is not None:
+            adapter.check(optimizer)
+    return [*map(InitialStates, optimizers, adapters)]
 
 
 def restore_saved(
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[InitialStates],
     names: OptimizerNames,
     saved: SavedOptimizer,
     options: StateDictOptions,
     *,
     adopt: bool,
-    initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
     """Load saved state into each optimizer, or change none if it does not fit.
 
-    With `adopt`, optimizers may take the saved tensors themselves. `initial` has the known initial states.
+    With `adopt`, optimizers may take the saved tensors themselves.
     """
-    if initial is None:
-        initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     for fqn, values in named_values(saved.state, "optimizer state").items():
         if not isinstance(values, Mapping):  # names of any type are an optimizer's own affair
             named_values(values, "optimizer state", repr(fqn))
@@ -232,8 +234,8 @@ def restore_saved(
     problems: list[str] = []
     taken: set[str] = set()
     report = StateReport()
-    for optimizer, its_initial in zip(optimizers, initial, strict=True):
-        one = fit(optimizer, its_initial, names, saved, empty_groups, options, adopt=adopt)
+    for initial in optimizers:
+        one = fit(initial, names, saved, empty_groups, options, adopt=adopt)
         fitted.append(one)
         problems += one.problems
         taken |= one.taken
