@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import io
 import pickle
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,11 @@ import torch
 
 from dcp_core import CheckpointNotFoundError, SavePlan, load, save
 from dcp_core.errors import DcpError
+from dcp_core.storage import storage_writer
+from dcp_core.tables.metadata_columns import written_index
+from dcp_core.tables.plan_columns import written_of
 from dcp_fs import FileSystem, FileSystemBase, FileSystemReader, FileSystemWriter, SerializationFormat
+from dcp_manifest.file.manifest_write import encode
 
 STATE = {"w": torch.arange(1000.0), "b": torch.ones(3), "n": {"step": 7, "name": "x"}}
 CALLS: list[tuple[str, str]] = []
@@ -128,6 +134,21 @@ class CountingWriter(FileSystemWriter):
         self.written_bytes = sum(result.size_in_bytes for of_rank in results for result in of_rank)
 
 
+class WrappingWriter(FileSystemWriter):
+    """Reads the results after the writer that it wraps has used them."""
+
+    def __init__(self, path: str) -> None:
+        self.wrapped = FileSystemWriter(path)
+
+    def __getattribute__(self, name: str) -> Any:
+        own = name in ("wrapped", "finish", "written_bytes", "__dict__")
+        return object.__getattribute__(self, name) if own else getattr(self.wrapped, name)
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        self.wrapped.finish(metadata, results)
+        self.written_bytes = sum(result.size_in_bytes for of_rank in results for result in of_rank)
+
+
 class PrefixWriter(StockWriter):
     """Puts each rank's files into a folder; its override does not call the base class's method."""
 
@@ -170,10 +191,32 @@ def times(factor: float) -> dict[str, Any]:
     return {**STATE, "w": STATE["w"] * factor}  # type: ignore[operator]
 
 
-def test_a_subclass_reads_the_results_after_they_were_used(tmp_path: Path) -> None:
-    writer = CountingWriter(str(tmp_path))
+@pytest.mark.parametrize("kind", [CountingWriter, WrappingWriter])
+def test_a_subclass_or_wrapper_reads_the_results_after_they_were_used(tmp_path: Path, kind: Any) -> None:
+    writer = kind(str(tmp_path))
     save(STATE, storage_writer=writer, no_dist=True)
     assert writer.written_bytes > 1000 * 4
+    assert FileSystemReader(tmp_path).read_metadata().state_dict_metadata
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a caller holds the arguments of a call")
+def test_a_writer_that_nothing_wraps_frees_the_results_for_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Any] = []
+
+    def index_of(metadata: Any, results: Any) -> Any:
+        used.extend(weakref.ref(written_of(one)) for one in results)
+        return written_index(metadata, results)
+
+    def encoded(*arguments: Any, **options: Any) -> Any:
+        assert [one() for one in used] == [None]
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(storage_writer, "written_index", index_of)
+    monkeypatch.setattr(storage_writer, "encode", encoded)
+    save(STATE, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    assert len(used) == 1
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)

@@ -191,10 +191,12 @@ class _Save:
 
         Ranks: the coordinator, or every rank without one.
         """
-        for rank, one in enumerate(results):
-            if self.exchange and isinstance(one, PackedResults):
-                results[rank] = self.exchange.unpack_results(one, rank)  # frees what ranks of one form share
-        self.writer.finish(metadata=self.metadata, results=results)
+        for rank in range(len(results)):
+            if self.exchange and isinstance(results[rank], PackedResults):
+                results[rank] = self.exchange.unpack_results(results[rank], rank)  # frees what ranks of one form share
+        # The list is the writer's own, which needs its memory for the index. A writer that wraps another one keeps it.
+        results.reverse()
+        self.writer.finish(metadata=self.metadata, results=[results.pop() for _ in range(len(results))])
         # A Metadata would unpickle as stock's class on the other ranks; send its fields.
         return None if self.writer.reads_back else dict(vars(self.metadata))
 

@@ -413,7 +413,7 @@ class StorageWriter(Storage):
 
     @abstractmethod
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the checkpoint, which must not exist earlier; may empty `results`."""
+        """Publish the checkpoint, which must not exist earlier."""
 
     def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Complete the plans of a subclass's `prepare_global_plan`."""

@@ -245,8 +245,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         """Publish the index, which creates the checkpoint; then remove a replaced one's files."""
         with collector_paused():
             index, ranks = written_index(metadata, results), len(results)
-            if type(self).finish is ByteStorageWriter.finish:  # a subclass may read them afterwards
-                results.clear()  # the index needs the memory
+            del results  # the index needs the memory, unless a caller keeps them
             placement = self._placement
             if placement is None:  # a subclass may name its files without prepare_global_plan
                 plan, *_ = self._begin([SavePlan([])] * ranks, [None] * ranks)
