@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from dcp_ranks.interrupts import interrupts_deferred
@@ -190,11 +191,13 @@ class RelayRound(StoreRound):
         return verdict, answers.get(self._seat.rank)
 
     def _gather(self, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, Answers]:
-        failed = False
+        failed, seen = False, 0
         while len(self._told) < self._seat.world_size and not self._links.lost and not self._waiting.over():
-            if not failed and any(outcome.failure for outcome in self._told.values()):
+            new = islice(reversed(self._told.values()), len(self._told) - seen)
+            if not failed and any(outcome.failure for outcome in new):
                 failed = True
                 self._waiting.limit(time.monotonic() - self._started + GRACE_SECONDS)
+            seen = len(self._told)
             ended = self._turn(self._waiting.due)
             if ended is not None:
                 return ended, {}
