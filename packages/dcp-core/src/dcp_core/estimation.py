@@ -35,9 +35,11 @@ from dcp_core.storage.storage_writer import ByteStorageWriter, SavePlacement, co
 from dcp_core.tables.metadata_columns import written_index
 from dcp_core.tables.plan_columns import WrittenColumns, columns_of
 from dcp_core.tensors.kinds import children_of, is_dtensor, rebuilt, with_local
+from dcp_io import StoreBackend
 from dcp_io.writing.write_engine import measure_items
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.folders.folder import data_file_prefix
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_ranks import Coordinator, make_coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
@@ -244,22 +246,13 @@ class _Estimation:
         ]
 
     def measure(self, plan: SavePlan, rate: float | None) -> _Part:
-        writer, placement = self.byte_writer(), plan.storage_data
-        columns = columns_of(self.planner.finish_plan(plan).items)
+        writer = self.byte_writer()
+        plan = replace(self.planner.finish_plan(plan), storage_data=plan.storage_data)
         # A separate backend leaves the writer unchanged.
         backend = writer._open(writer._id_to_open())  # noqa: SLF001 - of this package
-        stored = measure_items(
-            list(column_requests(columns, self.planner)),
-            prefix=placement.prefix,
-            save_id=placement.save_id,
-            layout=backend.layout,
-            threads=backend.threads,
-            single_file=backend.single_file,
-        )
-        ends = np.zeros(len(stored.files), np.uint64)
-        np.maximum.at(ends, stored.columns.file, stored.columns.offset + stored.columns.length)
-        results = LazyList(WrittenColumns(columns, stored))
-        return _Part(ends.tolist(), self.staging_bytes, self.waiting_bytes, rate, results)
+        stored, sizes = lay_out(plan, self.planner, backend)
+        results = LazyList(WrittenColumns(columns_of(plan.items), stored))
+        return _Part(sizes, self.staging_bytes, self.waiting_bytes, rate, results)
 
     def add_up(self, parts: list[_Part]) -> Estimate:
         if self.metadata is None:
@@ -273,6 +266,22 @@ class _Estimation:
             for rank, part in enumerate(parts)
         ]
         return Estimate(tuple(ranks), writer.compresses)
+
+
+def lay_out(plan: SavePlan, planner: SavePlanner, backend: StoreBackend) -> tuple[StoredItems, list[int]]:
+    """Return where a final plan's items would be in files, with meaningless CRCs, and the files' sizes."""
+    placement = plan.storage_data
+    stored = measure_items(
+        list(column_requests(columns_of(plan.items), planner)),
+        prefix=placement.prefix,
+        save_id=placement.save_id,
+        layout=backend.layout,
+        threads=backend.threads,
+        single_file=backend.single_file,
+    )
+    ends = np.zeros(len(stored.files), np.uint64)
+    np.maximum.at(ends, stored.columns.file, stored.columns.offset + stored.columns.length)
+    return stored, ends.tolist()
 
 
 def _with_stand_ins(value: Any, known: dict[Hashable, torch.Tensor]) -> Any:

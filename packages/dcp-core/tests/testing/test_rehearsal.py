@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -107,6 +108,37 @@ def test_a_killed_rank_is_named_on_all_others(leaders_above: int) -> None:
         assert isinstance(task.error, PeerLostError)
         assert task.error.ranks == (3,)
     assert not [path for path in world.disk.files if path.endswith(".metadata")]
+
+
+def test_a_killed_rank_sends_nothing_any_more() -> None:
+    world = World(Cluster(4, 2, peers=PeerOptions(leaders_above=1)))
+    sent: list[int] = []
+
+    def kill() -> None:
+        world.network.kill([3])
+        sent.append(world.network.traffic[3].frames)
+
+    world.disk.at_operation[15] = kill  # ranks write
+    tasks = world.run(lambda rank: save_all(world, rank))
+    assert isinstance(tasks[3].error, SystemExit)
+    assert sent == [world.network.traffic[3].frames]
+
+
+def test_a_task_plays_moments_until_it_is_killed() -> None:
+    clock, seen = Clock(0), []
+
+    def moments() -> Iterator[float]:
+        for number in range(4):
+            seen.append((number, clock.now))
+            yield number + 1.0
+
+    clock.at(2.5, lambda: clock.kill(clock.tasks[0]))
+    killed, other = clock.run([lambda: clock.play(moments()), lambda: clock.pause(9.0)])
+    assert seen == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert isinstance(killed.error, SystemExit)
+    assert (other.error, clock.now) == (None, 9.0)
+    clock.play(moments())  # outside of the simulation, no time passes
+    assert seen[3:] == [(number, 9.0) for number in range(4)]
 
 
 def test_a_killed_task_changes_nothing_any_more() -> None:

@@ -120,7 +120,7 @@ def _report(job: Job, seed: int, spans: dict[int, Spans], died: Deaths | None, b
             "coordinator_cpu_seconds": {name: seconds for name, (seconds, _) in decisions.items()},
             "coordinator_bytes": max(needed for _, needed in decisions.values()),
             "seconds": time.perf_counter() - began,
-            "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "bytes": max(world.peak_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
         },
     )
 
@@ -130,8 +130,7 @@ def _spans(world: World, starts: Sequence[float]) -> dict[int, Spans]:
     found: dict[int, Spans] = defaultdict(dict)
     for rank, name, start, end in world.phases:
         phase = "write" if name == WRITING else _OF_OPERATION[name]
-        before = found[rank].get(phase, (start, end))
-        found[rank][phase] = before[0], end
+        found[rank][phase] = found[rank].get(phase, (start,))[0], end
     for rank, one in found.items():
         one["agree"] = starts[rank], one["agree"][1]
         one["publish"] = one["write"][1], one["publish"][1]

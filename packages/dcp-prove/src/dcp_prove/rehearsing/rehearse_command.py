@@ -68,13 +68,11 @@ def command(
     STATE is a model with float32 parameters and both moments of AdamW; a file with tensors (docs/planning.md); a
     checkpoint of any number of ranks; or a function that returns a state dict, of meta tensors for example.
     """
-    if hosts is None:
-        hosts = max(1, ranks // _RANKS_PER_HOST)
+    hosts = hosts or max(1, ranks // _RANKS_PER_HOST)
     if ranks % hosts:
         raise click.BadParameter(f"{ranks} ranks cannot be divided evenly among {hosts} hosts", param_hint="--hosts")
     if stragglers > ranks or deaths >= ranks:
         raise click.BadParameter(f"there are only {ranks} ranks, and one must survive")
-    tensors = read_tensors(state)
     cluster = Cluster(
         ranks,
         ranks // hosts,
@@ -85,7 +83,7 @@ def command(
         writer_threads=_WRITER_THREADS,
     )
     report, spans = rehearse(
-        tensors, cluster, seed=seed, stragglers=stragglers, late_seconds=late_seconds, deaths=deaths
+        read_tensors(state), cluster, seed=seed, stragglers=stragglers, late_seconds=late_seconds, deaths=deaths
     )
     if svg is not None:
         Path(svg).write_text(_picture(state, report, spans), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Virtual time: tasks are threads of which one runs at a time, until it waits; a seed orders simultaneous events.
 
-A task waits in `Clock.wait` alone. The clock then jumps to the next event, so an hour of waiting takes no time, and a
-run with the same seed repeats every step.
+A task waits in `Clock.wait` and `Clock.play` alone. The clock then jumps to the next event, so an hour of waiting takes
+no time, and a run with the same seed repeats every step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class Task:
     dead: bool = False
     ended: bool = False
     waiting: int = 0
+    moment: float = 0.0  # in `play`, and what follows
+    moments: Iterator[float] = field(default_factory=lambda: iter(()))
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Locked unless the task may run."""
 
@@ -104,18 +107,21 @@ class Clock:
             return
         self._check(task)
         self._schedule(task, self.now + max(0.0, seconds))
-        following = self._next()
-        if following is not task:
-            following.turn.release()
-            task.turn.acquire()
+        self._switch(task)
+
+    def play(self, moments: Iterator[float]) -> None:
+        """Wait until each moment. The iterator never raises, and runs in any thread: switches of threads are slow."""
+        task = self.task
+        if task is None:
+            deque(moments, 0)
+            return
+        task.moments = moments
+        if self._plays(task):
+            self._switch(task)
         self._check(task)
 
     def wait_until(self, moment: float) -> None:
-        if self.task is None:
-            return
-        self._check(self.task)
-        while self.now < moment:
-            self.wait(moment - self.now)
+        self.play(iter((moment,)))
 
     def pause(self, seconds: float) -> None:
         self.wait_until(self.now + seconds)
@@ -163,6 +169,23 @@ class Clock:
         heapq.heappush(self._events, (moment, self.random.random(), self._numbers, target))
         return self._numbers
 
+    def _plays(self, task: Task) -> bool:
+        """Schedule a task's next moment in `play`; return whether there is one."""
+        while task.moment <= self.now and not task.dead:
+            if (moment := next(task.moments, None)) is None:
+                return False
+            task.moment = moment
+        if not task.dead:
+            self._schedule(task, self.now + (task.moment - self.now))
+        return not task.dead
+
+    def _switch(self, task: Task) -> None:
+        following = self._next()
+        if following is not task:
+            following.turn.release()
+            task.turn.acquire()
+        self._check(task)
+
     def _next(self) -> Task:
         while True:
             moment, _, number, target = heapq.heappop(self._events)
@@ -175,6 +198,8 @@ class Clock:
                     fault()
                     if target.waiting != number:  # it was killed, and has another event
                         continue
+                if self._plays(target):
+                    continue
                 return target
             self.now = max(self.now, moment)
             target()
@@ -199,11 +224,10 @@ class Clock:
     @contextmanager
     def _installed(self) -> Iterator[None]:
         """In tasks, `time` and `secrets` are the clock's."""
-        real = time.monotonic, time.time, time.time_ns, time.sleep, secrets.token_bytes
-        monotonic, now, now_ns, sleep, token_bytes = real
+        monotonic, now, now_ns, sleep, draw = time.monotonic, time.time, time.time_ns, time.sleep, secrets.token_bytes
 
         def drawn(nbytes: int | None = None) -> bytes:
-            return token_bytes(nbytes) if self.task is None else self.random.randbytes(nbytes or 32)
+            return draw(nbytes) if self.task is None else self.random.randbytes(nbytes or 32)
 
         changes: dict[tuple[Any, str], Callable[..., Any]] = {
             (time, "monotonic"): lambda: monotonic() if self.task is None else self.now,

@@ -7,27 +7,27 @@ offsets of their own, and the layout of its files. Messages, the global plan, fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from dcp_core.estimation import lay_out
+from dcp_core.planning.plan_forms import Brief, Form
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import StorageMeta, TensorProperties, dtype_of
 from dcp_core.records.protocols import SavePlan, SavePlanner, WriteResult
 from dcp_core.saving import save
 from dcp_core.shards.shards import LocalShard, LocalTensor
-from dcp_core.storage.storage_writer import SavePlacement, column_requests
 from dcp_core.tables.plan_columns import PlanColumns, WrittenColumns, columns_of
 from dcp_core.testing.rehearsal.clock import Task
 from dcp_core.testing.rehearsal.world import VirtualWriter, World
 from dcp_io import StoreBackend
 from dcp_io.saves.save_files import data_mark
-from dcp_io.writing.write_engine import measure_items
+from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.types import I64
 
 __all__ = ["WRITING", "Job", "Tensor"]
 
@@ -37,24 +37,6 @@ WRITING = "own files"
 """Name in `World.phases` of the time in which a rank writes its data files."""
 # Ranks write at the same time, but the disk serves one request after the other.
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A local plan, and for each offset that differs between ranks, its position and its rank's rows."""
-
-    plan: SavePlan
-    columns: PlanColumns
-    positions: I64
-    steps: I64
-
-    def of_rank(self, rank: int) -> SavePlan:
-        table = self.columns.table
-        offsets = table.chunk_offsets.copy()
-        offsets[self.positions] = rank * self.steps
-        columns = PlanColumns(replace(table, chunk_offsets=offsets), self.columns.whole, self.columns.object_bytes)
-        columns.order = self.columns.order
-        return replace(self.plan, items=columns.items())
 
 
 class Job:
@@ -68,10 +50,11 @@ class Job:
             for name, shape, dtype in tensors
         ]
         self._rows = sorted({(size[0], step) for _, size, _, step in self.tensors if step})
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self.forms: dict[tuple[int, ...], Form] = {}
+        """What ranks hold → their local plan, apart from offsets."""
         self.ends: dict[int, float] = {}
         """Rank → when its call has returned or raised, also that of a killed one."""
-        self._layouts: dict[tuple[bytes, ...], tuple[StoredItems, str]] = {}
+        self._layouts: dict[tuple[bytes, ...], tuple[CheckpointIndex, str, StoredItems, list[int]]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +64,7 @@ class Job:
     @property
     def whole_ranks(self) -> int:
         """Ranks that have run the whole code."""
-        return len(self._plans)
+        return len(self.forms)
 
     def run(self, starts: Sequence[float] = ()) -> list[Task]:
         """Save once on all ranks."""
@@ -89,7 +72,8 @@ class Job:
 
     def _save(self, rank: int) -> None:
         try:
-            save({}, storage_writer=_Writer(self, rank), planner=_Planner(self, rank))
+            planner = _Planner(self, rank)
+            save({}, storage_writer=_Writer(self, planner), planner=planner)
         finally:
             self.ends[rank] = self.world.clock.now
 
@@ -107,59 +91,46 @@ class Job:
             made[name] = LocalTensor(size, TensorProperties(dtype), False, (shard,) if high > low else (), shared=False)
         return made
 
-    def _held(self, rank: int) -> tuple[int, ...]:
+    def held(self, rank: int) -> tuple[int, ...]:
+        """Return a rank's number of rows of each kind of tensor."""
         return tuple(min(max(0, rows - rank * step), step) for rows, step in self._rows)
 
     def plan(self, rank: int) -> SavePlan | None:
         """Return a rank's local plan if a rank with equal sizes has made one."""
-        found = self._plans.get(self._held(rank))
-        return None if found is None else found.of_rank(rank)
+        form = self.forms.get(self.held(rank))
+        if form is None:
+            return None
+        made = form.plan(Brief(b"", np.full(form.ways, rank, np.uint32), known=False))
+        columns = columns_of(made.items)
+        return replace(made, items=PlanColumns(columns.table, columns.whole, columns.object_bytes).items())
 
-    def learn(self, rank: int, plan: SavePlan) -> None:
-        """Keep a local plan for ranks with equal sizes."""
-        columns = columns_of(plan.items)
-        steps = {name: step for name, _, _, step in self.tensors}
-        cut = np.array([steps[name] for name in columns.table.tensor_names], np.int64)
-        positions = columns.table.box_starts()[:-1][cut > 0]
-        self._plans[self._held(rank)] = _Plan(plan, columns, positions, cut[cut > 0])
-
-    def stored(
-        self, columns: PlanColumns, planner: _Planner, backend: StoreBackend, placement: SavePlacement
-    ) -> StoredItems:
-        """Return where a rank's items are in its files, with checksums drawn by the rank's number."""
+    def layout(self, plan: SavePlan, planner: _Planner, backend: StoreBackend) -> tuple[StoredItems, list[int]]:
+        """Do as `lay_out`. From here on, ranks with equal files share the rest of their plans."""
+        columns, prefix = columns_of(plan.items), plan.storage_data.prefix
         table = columns.table
         parts = table.tensor_dtype, table.tensor_ndim, table.chunk_sizes, columns.whole, columns.object_bytes
         key = tuple(np.ascontiguousarray(part).tobytes() for part in parts)
         if key not in self._layouts:
             planner.hold_values()
-            measured = measure_items(
-                list(column_requests(columns, planner)),
-                prefix=placement.prefix,
-                save_id=placement.save_id,
-                layout=backend.layout,
-                threads=backend.threads,
-                single_file=backend.single_file,
-            )
-            self._layouts[key] = measured, placement.prefix
-        found, prefix = self._layouts[key]
-        draw, columns_here = np.random.default_rng(planner.rank), found.columns
-        crcs = draw.integers(0, 1 << 32, len(columns_here.crc32), np.uint32)
-        running = draw.integers(0, 1 << 32, len(columns_here.running_crcs), np.uint32)
-        files = [placement.prefix + name.removeprefix(prefix) for name in found.files]
-        return StoredItems(replace(columns_here, crc32=crcs, running_crcs=running), files, found.chains)
+            self._layouts[key] = table, prefix, *lay_out(plan, planner, backend)
+        shared, prefix_there, found, sizes = self._layouts[key]
+        for one in (columns, columns_of(planner.known.items)) if planner.known else ():
+            one.table, one.chosen = shared, None  # offsets are in the global plan
+        files = [prefix + name.removeprefix(prefix_there) for name in found.files]
+        return StoredItems(found.columns, files), sizes
 
 
 class _Planner(DefaultSavePlanner):
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__()
         self._job, self.rank = job, rank
-        self._known: SavePlan | None = None
+        self.known: SavePlan | None = None
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        self._known = self._job.plan(self.rank)
-        state_dict = self._job.state(self.rank) if self._known is None else {}
+        self.known = self._job.plan(self.rank)
+        state_dict = self._job.state(self.rank) if self.known is None else {}
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def hold_values(self) -> None:
@@ -167,42 +138,34 @@ class _Planner(DefaultSavePlanner):
             super().set_up_planner(self._job.state(self.rank), self.storage_meta, self.is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        if self._known is None:
+        if self.known is None:
             made = super().create_local_plan()
-            self._job.learn(self.rank, made)
+            self._job.forms[self._job.held(self.rank)] = Form(made)
             return made
-        self.plan, self._splittable = self._known, self._known.splittable
-        return self._known
+        self.plan, self._splittable = self.known, self.known.splittable
+        return self.known
 
 
 class _Writer(VirtualWriter):
     """Counts the bytes of data files, which are not kept."""
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: Job, planner: _Planner) -> None:
         super().__init__(job.world, job.checkpoint_id)
-        self._job, self._of_rank = job, rank
+        self._job, self._planner = job, planner
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        clock, started = self._job.world.clock, self._job.world.clock.now
+        world, rank, started = self._job.world, self._planner.rank, self._job.world.clock.now
+        stored, sizes = self._job.layout(plan, self._planner, self._backend)
         super().write_data(replace(plan, items=[]), planner)  # joins the save
-        if not isinstance(planner, _Planner):
-            raise TypeError("a rehearsal has a planner of its own")
-        columns = columns_of(plan.items)
-        stored = self._job.stored(columns, planner, self._backend, plan.storage_data)
-        ends = np.zeros(len(stored.files), np.uint64)
-        np.maximum.at(ends, stored.columns.file, stored.columns.offset + stored.columns.length)
-        store = self._job.world.store(self.checkpoint_id)
-        sinks = [store.create(name) for name in stored.files]
-        pieces = min(_MOST_PIECES, -(-int(ends.max(initial=0)) // _PIECE_BYTES))
-        for piece in range(pieces):
-            mark = b"" if piece else data_mark(self.save_id)
-            for sink, end in zip(sinks, ends.tolist(), strict=True):
-                sink.skip(end * (piece + 1) // pieces - end * piece // pieces, mark)
-        for sink in sinks:
-            sink.close()
-        self._job.world.disk.wait("sync", self._job.checkpoint_id)
+        pieces = min(_MOST_PIECES, -(-max(sizes, default=0) // _PIECE_BYTES))
+        store, files = world.store(self.checkpoint_id), dict(zip(stored.files, sizes, strict=True))
+        world.clock.play(store.write_sizes(world.disk.host_of(rank), files, pieces, data_mark(self.save_id)))
+        world.disk.wait("sync", self._job.checkpoint_id)
         self._backend.wrote(stored.files)
-        self._job.world.phases.append((self._of_rank, WRITING, started, clock.now))
+        world.phases.append((rank, WRITING, started, world.clock.now))
+        draw, items = np.random.default_rng(rank), stored.columns
+        crcs, running = (draw.integers(0, 1 << 32, len(part), np.uint32) for part in (items.crc32, items.running_crcs))
+        written = StoredItems(replace(items, crc32=crcs, running_crcs=running), stored.files)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result(LazyList(WrittenColumns(columns, stored)))
+        done.set_result(LazyList(WrittenColumns(columns_of(plan.items), written)))
         return done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -74,8 +74,7 @@ class Network:
     def connect(self, rank: int) -> VirtualPeers:
         """Return a rank's monitor, with leaders in large groups."""
         kind = VirtualRelays if self.world_size > self.options.leaders_above else VirtualPeers
-        made = self.peers[rank] = kind(self, rank)
-        return made
+        return self.peers.setdefault(rank, kind(self, rank))
 
     def above(self, rank: int) -> int | None:
         """Return the rank directly above in the tree; None for rank 0."""
@@ -119,26 +118,32 @@ class _Store(KeyValueStore):
         count.polls += checks
         count.requests += not checks
         count.set_bytes += sent_bytes
-        seconds = sent_bytes / network.nic_bytes_per_second
-        sent = network.nics[network.host(self._rank)].take(clock.now, seconds)
-        came = network.server_nic.take(sent + network.store_seconds, seconds)
-        clock.wait_until(network.server.take(came, 1 / network.requests_per_second))
-        if network.store_lost:
+        found: list[Any] = []
+
+        def moments() -> Iterator[float]:
+            seconds = sent_bytes / network.nic_bytes_per_second
+            sent = network.nics[network.host(self._rank)].take(clock.now, seconds)
+            came = network.server_nic.take(sent + network.store_seconds, seconds)
+            yield network.server.take(came, 1 / network.requests_per_second)
+            if not network.store_lost:
+                found.append(answer(network.keys))
+                end = clock.now
+                if isinstance(found[0], bytes):
+                    end = network.server_nic.take(end, len(found[0]) / network.nic_bytes_per_second)
+                yield end + network.store_seconds
+
+        clock.play(moments())
+        if not found:
             raise RuntimeError("Connection reset by peer")
-        found = answer(network.keys)
-        if isinstance(found, bytes):
-            end = network.server_nic.take(clock.now, len(found) / network.nic_bytes_per_second)
-        clock.wait_until((end if isinstance(found, bytes) else clock.now) + network.store_seconds)
-        return found
+        return found[0]
 
     def set(self, key: str, value: bytes, /) -> None:
         self._ask(lambda keys: keys.__setitem__(key, bytes(value)), len(value))
 
     def add(self, key: str, amount: int, /) -> int:
         def answer(keys: dict[str, bytes]) -> int:
-            found = int(keys.get(key, b"0")) + amount
-            keys[key] = b"%d" % found
-            return found
+            keys[key] = b"%d" % (int(keys.get(key, b"0")) + amount)
+            return int(keys[key])
 
         return int(self._ask(answer))
 
@@ -206,6 +211,8 @@ class _Link:
 
     def send(self, frame: Frame) -> None:
         network, clock = self._network, self._network.clock
+        if self._sender in network.dead:
+            return
         size = len(frame.body) + _FRAME_BYTES
         count = network.traffic[self._sender]
         count.frames += 1

@@ -6,7 +6,8 @@ part of what is not durable, as the seed chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +22,7 @@ __all__ = ["Disk", "VirtualSink", "VirtualStore"]
 @dataclass(eq=False, slots=True)
 class _File:
     mtime: float
-    data: bytearray = field(default_factory=bytearray)
+    data: bytes | bytearray = field(default_factory=bytearray)
     durable: int = 0
     skipped: int = 0
     """Bytes after `data` that are counted, but not kept: they are read as zeros."""
@@ -50,24 +51,28 @@ class Disk:
     """Number of an operation → function that is called before it, such as a kill."""
     fails: Callable[[str, str], bool] = lambda operation, path: False  # noqa: ARG005
     """Whether an operation on a path fails."""
-    written_bytes: dict[int, int] = field(default_factory=dict)
-    file_counts: dict[int, int] = field(default_factory=dict)
+    written_bytes: Counter[int] = field(default_factory=Counter)
+    file_counts: Counter[int] = field(default_factory=Counter)
 
     def wait(self, operation: str, path: str, size: int = 0) -> int:
         """Take an operation's time; return the calling rank's host. Raises OSError if the operation fails."""
+        task = self.clock.task
+        host = 0 if task is None else self.host_of(task.number)
+        self.clock.wait_until(self.begin(host, size))
+        if self.fails(operation, path):
+            raise OSError(5, f"{operation} {path}: the disk failed")
+        return host
+
+    def begin(self, host: int, size: int = 0) -> float:
+        """Begin an operation; return when it ends."""
         self.operations += 1
         if (fault := self.at_operation.pop(self.operations, None)) is not None:
             fault()
-        task = self.clock.task
-        host = 0 if task is None else self.host_of(task.number)
         end = now = self.clock.now
         if size:  # other requests do not queue behind data
             end = self.hosts.setdefault(host, Resource()).take(now, size / self.host_bytes_per_second)
             end = max(end, self.whole.take(now, size / self.bytes_per_second))
-        self.clock.wait_until(end + self.seconds)
-        if self.fails(operation, path):
-            raise OSError(5, f"{operation} {path}: the disk failed")
-        return host
+        return end + self.seconds
 
     def crash(self) -> None:
         """Lose what is not durable, in part."""
@@ -83,30 +88,18 @@ class Disk:
 class VirtualSink(Sink):
     """File that is being written."""
 
+    name = ""
+
     def __init__(self, disk: Disk, name: str, path: str, file: _File, *, sync: bool) -> None:
-        self._disk, self._name, self._path, self._file, self._sync = disk, name, path, file, sync
+        self._disk, self.name, self._path, self._file, self._sync = disk, name, path, file, sync
         self._ended = False
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def write(self, buffers: Sequence[Buffer]) -> None:
-        self._count(sum(len(buffer) for buffer in buffers))
-        for buffer in buffers:
-            self._file.data += buffer
-
-    def skip(self, nbytes: int, begin: bytes = b"") -> None:
-        """Take the time of a write, of which only the first bytes are kept."""
-        self._count(nbytes)
-        self._file.data += begin
-        self._file.skipped += nbytes - len(begin)
-
-    def _count(self, nbytes: int) -> None:
         if self._ended:
-            raise ValueError(f"{self._name} has been closed")
-        host = self._disk.wait("write", self._path, nbytes)
-        self._disk.written_bytes[host] = self._disk.written_bytes.get(host, 0) + nbytes
+            raise ValueError(f"{self.name} has been closed")
+        data = b"".join(buffers)
+        self._disk.written_bytes[self._disk.wait("write", self._path, len(data))] += len(data)
+        self._file.data += data
 
     def close(self) -> None:
         if not self._ended:
@@ -124,13 +117,10 @@ class VirtualStore(SupportsFolders):
     """Folder of a `Disk`."""
 
     place: Place = "local"
+    url = ""
 
     def __init__(self, disk: Disk, folder: str) -> None:
-        self._disk, self._folder = disk, folder
-
-    @property
-    def url(self) -> str:
-        return f"rehearsal:{self._folder}"
+        self._disk, self._folder, self.url = disk, folder, f"rehearsal:{folder}"
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{check_name(name)}"
@@ -143,17 +133,31 @@ class VirtualStore(SupportsFolders):
         host = self._disk.wait("create", path)
         if path in self._disk.files:
             raise FileExistsError(f"{self.url}/{name} exists")
-        self._disk.file_counts[host] = self._disk.file_counts.get(host, 0) + 1
+        self._disk.file_counts[host] += 1
         file = self._disk.files[path] = _File(self._disk.clock.now)
         return VirtualSink(self._disk, name, path, file, sync=sync)
+
+    def write_sizes(self, host: int, sizes: Mapping[str, int], pieces: int, begin: bytes) -> Iterator[float]:
+        """Write files in turns, in pieces, for `Clock.play`. Only their first bytes are kept."""
+        disk = self._disk
+        for name, size in sizes.items():
+            yield disk.begin(host)
+            disk.file_counts[host] += 1
+            disk.files[self._path(name)] = _File(disk.clock.now, begin, len(begin), size - len(begin))
+        for piece in range(pieces):
+            for size in sizes.values():
+                nbytes = size * (piece + 1) // pieces - size * piece // pieces
+                yield disk.begin(host, nbytes)
+                disk.written_bytes[host] += nbytes
+        for _ in sizes:
+            yield disk.begin(host)  # closed
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
         """Replace the object in one step; without `sync`, a crash may keep the name with a part of the bytes."""
         del tag
         path, disk = self._path(name), self._disk
-        host = disk.wait("publish", path, len(data))
-        disk.written_bytes[host] = disk.written_bytes.get(host, 0) + len(data)
-        file = _File(disk.clock.now, bytearray(data), len(data) if sync else 0)
+        disk.written_bytes[disk.wait("publish", path, len(data))] += len(data)
+        file = _File(disk.clock.now, bytes(data), len(data) if sync else 0)
         disk.files[path] = file
         if sync:
             disk.wait("sync", path)

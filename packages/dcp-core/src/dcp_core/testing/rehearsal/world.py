@@ -69,6 +69,8 @@ class World:
         """(rank, phase, start, end) of phases that ended."""
         self.decisions: dict[str, tuple[float, int]] = {}
         """Phase → CPU seconds of the coordinator's part, and bytes that it needed: measured, in real time."""
+        self.peak_bytes = 0
+        """This process's memory at most, in those parts."""
         self.network = self._network()
 
     def _network(self) -> Network:
@@ -77,11 +79,7 @@ class World:
         return Network(self.clock, one.ranks, one.ranks_per_host, *rates, one.peers)
 
     def run(
-        self,
-        call: Callable[[int], Any],
-        *,
-        starts: Sequence[float] = (),
-        limit_seconds: float = 1e9,
+        self, call: Callable[[int], Any], *, starts: Sequence[float] = (), limit_seconds: float = 1e9
     ) -> list[Task]:
         """Call a function with each rank, as a process of its own that starts at `starts`.
 
@@ -129,8 +127,9 @@ class World:
             yield
         finally:
             seconds, needed = self.decisions.get(phase, (0.0, 0))
-            needed = max(needed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
-            self.decisions[phase] = seconds + time.thread_time() - started, needed
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            self.peak_bytes = max(self.peak_bytes, peak)
+            self.decisions[phase] = seconds + time.thread_time() - started, max(needed, peak - before)
 
     def store(self, checkpoint_id: CheckpointId) -> VirtualStore:
         """Return the folder of a checkpoint."""
