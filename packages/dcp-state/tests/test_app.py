@@ -138,22 +138,47 @@ def replaced(state: Any, at: tuple[Any, ...], value: Any) -> Any:
     return [replaced(each, at[1:], value) if number == at[0] else each for number, each in enumerate(state)]
 
 
-def test_foreign_values_are_refused_with_one_error() -> None:
-    net = nn.Linear(2, 1, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+def small_app() -> AppState:
+    """A trained parameter, a frozen one, and a group without parameters."""
+    net = nn.Linear(2, 1)
+    nn.init.ones_(net.weight)
+    net.bias.requires_grad_(False)
+    groups: list[dict[str, Any]] = [{"params": [net.weight]}, {"params": []}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     net(torch.ones(2)).sum().backward()
     optimizer.step()
-    app = app_state(net, optimizer, scheduler=scheduler)
-    state = copy.deepcopy(app.state_dict())
+    return app_state(net, optimizer, scheduler=scheduler, trainable_only=True)
+
+
+def test_foreign_values_are_refused_with_one_error() -> None:
+    state = copy.deepcopy(small_app().state_dict())
     refused = 0
     for at in places(state):
         for value in FOREIGN if at else ():
+            app = small_app()
             try:
                 app.load_state_dict(replaced(state, at, value))
             except StateMismatchError:
                 refused += 1
     assert refused > 300
+
+
+def test_the_state_of_another_kind_of_optimizer_changes_nothing() -> None:
+    (net, optimizer, _), (other, _, _) = run(0), run(1)
+    sgd = torch.optim.SGD(other.parameters(), lr=0.2, momentum=0.9)
+    other(torch.ones(1, 3)).sum().backward()
+    sgd.step()
+    before, groups, held = value_bytes(get_state_dict(net, optimizer)), optimizer.param_groups, optimizer.state
+    with pytest.raises(StateMismatchError, match=r"AdamW\.load_state_dict refuses it: KeyError"):
+        set_state_dict(
+            net,
+            optimizer,
+            model_state_dict=get_state_dict(net, ())[0],
+            optim_state_dict=get_state_dict(other, sgd)[1],
+        )
+    assert value_bytes(get_state_dict(net, optimizer)) == before
+    assert (optimizer.param_groups, optimizer.state) == (groups, held)
 
 
 def test_another_runs_state_is_copied() -> None:

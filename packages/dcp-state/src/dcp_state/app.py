@@ -272,8 +272,7 @@ class AppState:
             kept = self._check(names, state_dict)
             loads = self._fit_models(names, state_dict, kept)
             if self._optimizers:
-                optimizer = named_values(state_dict.get("optimizer", {}), "optimizer state")
-                self._restore_optimizers(names, optimizer, absent)
+                self._restore_optimizers(names, state_dict.get("optimizer", {}), absent)
             for load in loads:
                 self.report.merge(load().report)
         for name in kept:
@@ -328,7 +327,7 @@ class AppState:
     ) -> None:
         unpacked: dict[Any, dict[str, Any]] = {}
         hyperparameters: dict[str, Mapping[str, Any]] = {}
-        for fqn, packed in named_values(state.get("hyperparameters", {}), "hyperparameters").items():
+        for fqn, packed in state.get("hyperparameters", {}).items():
             key = _telling(packed)
             if key not in unpacked:
                 unpacked[key] = _unpacked(packed, repr(fqn))
@@ -337,7 +336,8 @@ class AppState:
         unsaved = frozenset(path[2] for path in absent if path[:2] == ("optimizer", "hyperparameters"))
         for fqn in unsaved:
             hyperparameters.pop(fqn, None)
-        groups = state.get("groups", ())
+        with refusals("optimizer state", "list of groups"):
+            groups = list(state.get("groups", ()))
         mine = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         empty = [number for number, group in enumerate(mine) if not group[PARAMS]]
         of_empty: list[Mapping[str, Any]] = [
@@ -350,6 +350,9 @@ class AppState:
 
     def _check(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> Collection[str]:
         del names  # of the model, of which those that stay as they are would be returned
+        optimizer = named_values(state.get("optimizer", {}) if self._optimizers else {}, "optimizer state")
+        for part in (STATE, "hyperparameters"):
+            named_values(optimizer.get(part, {}), "optimizer state", part)
         with refusals("schedulers", "list"):
             saved, present = len(list(state.get("schedulers", ()))), len(self._schedulers)
         if saved != present:
@@ -435,12 +438,13 @@ class _TrainableState(AppState):
         return frozen | {name for name, tensor in tensors if not isinstance(tensor, nn.Parameter)}
 
     def _check(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> Collection[str]:
+        kept = super()._check(names, state)
         if any(adapter.gathers for part in names for adapter in part.adapters):
             self._frozen_values.forget()
         frozen, found = self._find_base(names, {**state, "model": self._model_states(names)})
         known = None if self._in_stages else {name for part in names for name in part.raw_keys}
         BaseModel.from_text(state.get(_BASE)).check(found, known, strict=self._options.strict)
-        return self._left_out(names, frozen).union(super()._check(names, state))
+        return self._left_out(names, frozen).union(kept)
 
 
 def _reported_name(path: Sequence[Any]) -> str:

@@ -171,8 +171,13 @@ class FittedState:
         groups, state = self.optimizer.param_groups, self.optimizer.state
         # A dict per parameter, as torch writes into them.
         state_for_torch = {index: _without_others(values) for index, values in self.state.items()}
-        with refusals("optimizer state", f"{class_name(self.optimizer)}.load_state_dict"):
-            self.optimizer.load_state_dict({STATE: state_for_torch, GROUPS: self.groups})
+        try:
+            with refusals("optimizer state", f"{class_name(self.optimizer)}.load_state_dict"):
+                self.optimizer.load_state_dict({STATE: state_for_torch, GROUPS: self.groups})
+        except BaseException:
+            if holds_its_own_state(self.optimizer):  # torch sets both before a class looks at them
+                self.optimizer.param_groups, self.optimizer.state = groups, state
+            raise
         for index, values in self.state.items():
             self._restore_values(self.optimizer.state[self.parameters[index][1]], values, self.dtypes.get(index, {}))
         _keep_objects(self.optimizer, groups, state)
