@@ -130,20 +130,36 @@ def test_consolidating_on_every_rank(ranks: Any, tmp_path: Path, world_size: int
     assert same(opened(tmp_path / "out"), whole())
 
 
-def test_consolidating_fails_on_all_ranks(ranks: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "told"), [("a name", "unknown"), ("the files", "do not fit"), ("the listing", "do not fit")]
+)
+def test_consolidating_fails_on_all_ranks(ranks: Any, tmp_path: Path, wrong: str, told: str) -> None:
+    """The ranks have another mapping, or one does not see the files of an earlier save: these stay."""
     ranks.run(2, save_parts, str(tmp_path / "parts"))
+    ranks.run(2, lambda path: save_parts(path, consolidate=True, mapping=MAPPING), str(tmp_path / "out"))
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
 
     def consolidate(parts: str, out: str) -> str:
-        mapping = {**MAPPING, "unknown": 1} if dist.get_rank() == 1 else MAPPING
+        from dcp_format.hugging_face import consolidate as module
+
+        mapping, listed = MAPPING, module.earlier_files
+        if dist.get_rank() == 1 and wrong == "the listing":
+            module.earlier_files = lambda _: set()
+        elif dist.get_rank() == 1:
+            mapping = {**MAPPING, "unknown" if wrong == "a name" else "columns": 1}
         try:
             consolidate_safetensors_files_on_every_rank(parts, out, mapping)
         except CheckpointException as error:
             return str(error)
+        finally:
+            module.earlier_files = listed
         return "nothing"
 
-    for told in ranks.run(2, consolidate, str(tmp_path / "parts"), str(tmp_path / "out")):
-        assert "rank 1" in told
-        assert "unknown" in told
+    for said in ranks.run(2, consolidate, str(tmp_path / "parts"), str(tmp_path / "out")):
+        assert "rank 1" in said or "all ranks" in said
+        assert told in said
+    assert same(opened(tmp_path / "out"), whole())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
 
 
 @pytest.mark.parametrize("world_size", [0, 1, 2])

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dcp_base.schemes import file_path
-from dcp_core.errors import MissingKeyError
+from dcp_core.errors import DcpError, MissingKeyError
 from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.content.content import TensorEntry
 from dcp_format.content.new_file import sweep, temporary_name
 from dcp_format.safetensors.complete_set import Stamp, fresh_name, save_id_of
 from dcp_format.safetensors.safetensors_index import earlier_files, open_safetensors, shard_name
-from dcp_format.safetensors.safetensors_write import publish_files, sizes_of, write_tensor_file
+from dcp_format.safetensors.safetensors_write import Sizes, publish_files, sizes_of, write_tensor_file
 from dcp_io import LocalStore
 from dcp_ranks import Coordinator, make_coordinator
 
@@ -47,7 +47,7 @@ def consolidate_safetensors_files_on_every_rank(
 ) -> None:
     """Consolidate safetensors shards into files of whole tensors, with a Hugging Face index, on all ranks.
 
-    Rank n % world_size writes file n. No file gets its final name before every rank has written all of its files.
+    The ranks take turns: the first file is rank 0's. No file gets its final name before all ranks have written theirs.
 
     Args:
         input_dir: Folder of the shards.
@@ -70,17 +70,22 @@ def _consolidate(
     plan: _Plan | None = None
     written: dict[str, str] = {}
 
-    def write() -> dict[str, str]:
+    def write() -> tuple[dict[str, str], Sizes, Mapping[str, str]]:
         nonlocal plan
         plan = _Plan.of(input_dir, output_dir, mapping)
         mine = [*plan.entries][coordinator.rank :: coordinator.world_size]
         written.update({name: temporary_name(name) for name in mine})
         plan.write(written, threads)
-        return written
+        return written, sizes_of({name: plan.entries[name] for name in mine}), plan.metadata
 
-    def publish(found: Sequence[Mapping[str, str]]) -> None:
-        if plan is not None:
-            plan.publish({name: place for each in found for name, place in each.items()})
+    def publish(found: Sequence[tuple[Mapping[str, str], Sizes, Mapping[str, str]]]) -> None:
+        sizes = {name: tensors for _, each, _ in found for name, tensors in each.items()}
+        if plan is None or sizes != sizes_of(plan.entries) or any(of_rank != plan.metadata for *_, of_rank in found):
+            raise DcpError(
+                "the ranks wrote files that do not fit: pass one fqn_to_index_mapping on all ranks, and check that "
+                f"all ranks see the same files in {input_dir} and {output_dir}"
+            )
+        plan.publish({name: place for places, *_ in found for name, place in places.items()})
 
     with coordinator:
         try:

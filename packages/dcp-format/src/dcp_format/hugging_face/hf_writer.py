@@ -19,13 +19,7 @@ from typing import Any
 import torch
 
 from dcp_base.schemes import file_path
-from dcp_core import (
-    Metadata,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-    WriteResult,
-)
+from dcp_core import Metadata, SavePlan, SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
 from dcp_format.content.new_file import sweep, temporary_name
 from dcp_format.export.file_map import ExportedTensor

@@ -43,11 +43,7 @@ class _Storage:
 
 
 def write_torch_save(
-    content: Content,
-    path: str | os.PathLike[str],
-    options: WriteOptions,
-    *,
-    allow_globals: Sequence[Any] = (),
+    content: Content, path: str | os.PathLike[str], options: WriteOptions, *, allow_globals: Sequence[Any] = ()
 ) -> None:
     """Write a `torch.save` file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
@@ -77,11 +73,7 @@ def _ordered(values: dict[str, Any], paths: dict[str, Any]) -> Iterator[str]:
 
 
 def _write(
-    sink: Sink,
-    pickled: bytes,
-    content: Content,
-    storages: dict[str, torch.UntypedStorage],
-    max_inflight_bytes: int,
+    sink: Sink, pickled: bytes, content: Content, storages: dict[str, torch.UntypedStorage], max_inflight_bytes: int
 ) -> None:
     archive = ZipFileWriter(sink)
     small = {"data.pkl": pickled, ".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
