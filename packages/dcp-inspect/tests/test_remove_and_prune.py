@@ -313,6 +313,13 @@ def test_prune(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> N
     assert sorted(each.name for each in tmp_path.iterdir()) == ["step-3", "step-4", "step-5"]
 
 
+def test_prune_of_a_checkpoint_says_what_to_pass(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    path = write(tmp_path / "step-1")
+    code, _, err = dcp("prune", path, "--keep", 1, "--yes")
+    assert code == 2
+    assert "is a checkpoint: pass the directory of its run" in " ".join(err.split())
+
+
 def begun_at(path: Path, created_ns: int) -> Path:
     """Let the save of a checkpoint have begun then, whatever the times of its files."""
     index = index_of(path)

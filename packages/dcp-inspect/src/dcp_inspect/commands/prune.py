@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import click
 
@@ -14,7 +15,7 @@ from dcp_inspect.listing import Listed, find, first_damage, look_at_all
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, metrics_text, print_json, say
 from dcp_inspect.pruning import Pruning, choose
 from dcp_inspect.removal import Removal, plan_removal, plan_smaller, preview_removal, remove
-from dcp_manifest import CheckpointNotFoundError
+from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint
 
 
 @click.command(
@@ -39,14 +40,7 @@ from dcp_manifest import CheckpointNotFoundError
 )
 @json_option
 def command(
-    path: str,
-    keep: int,
-    yes: bool,
-    dry_run: bool,
-    no_verify: bool,
-    force: bool,
-    parts: tuple[str, ...],
-    as_json: bool,
+    path: str, keep: int, yes: bool, dry_run: bool, no_verify: bool, force: bool, parts: tuple[str, ...], as_json: bool
 ) -> int:
     """Remove older checkpoints in PATH and the directories below it: each run keeps its KEEP newest sound checkpoints.
 
@@ -58,9 +52,7 @@ def command(
     saved later than a kept one, or if its note has a higher step; --force removes it. Checkpoints to which a symbolic
     link points stay. The exit code is 4 if something cannot be read.
     """
-    found = find(path)
-    if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
-        raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
+    found = _find(path)
     listed = [*look_at_all(found, path)]
     unread: list[str] = []
     examine = None if no_verify else partial(_first_damage, unread)
@@ -85,6 +77,15 @@ def command(
         for line in _summary(pruning, removals):
             say(line)
     return UNREADABLE if unread or any(one.unreadable for one in listed) else 0
+
+
+def _find(path: str) -> list[FoundCheckpoint[Any]]:
+    found = find(path)
+    if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
+        raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
+    if [one.place.parts for one in found if not one.unreadable] == [()]:
+        raise click.BadParameter(f"{path} is a checkpoint: pass the directory of its run, or remove it with `dcp rm`")
+    return found
 
 
 def _plan(pruning: Pruning, parts: tuple[str, ...], *, dry_run: bool) -> list[Removal]:
