@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from dcp_exchange import together, topology
 from dcp_io import LocalStore, Source
 from dcp_io.stores.host_store import HostFolder
 from dcp_ranks import Streams
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
 
 __all__ = [
     "ApartReader",
@@ -31,6 +33,7 @@ __all__ = [
     "count_union",
     "hosts_of",
     "load",
+    "own_piece_first",
     "same",
     "whole",
 ]
@@ -144,6 +147,28 @@ def hosts_of(ranks: int, *, indirect: bool = False) -> Iterator[list[int]]:
         mock.patch.object(Streams, "dispatch", counted),
     ):
         yield sent
+
+
+@contextlib.contextmanager
+def own_piece_first() -> Iterator[None]:
+    """Context manager: ranks help another rank only after it has taken a piece of its own, however slow it is."""
+    tickets, store = StoreCoordinator.tickets, dist.distributed_c10d._get_default_store()
+
+    def patient(coordinator: StoreCoordinator, queues: int) -> Callable[[int], int]:
+        take, key = tickets(coordinator, queues), f"own piece/{coordinator.sequence}"
+
+        def take_in_turn(owner: int) -> int:
+            while owner != coordinator.rank and not store.check([f"{key}/{owner}"]):
+                time.sleep(0.001)  # `wait` would keep the coordinator from the store
+            ticket = take(owner)
+            if owner == coordinator.rank:
+                store.set(f"{key}/{owner}", "")
+            return ticket
+
+        return take_in_turn
+
+    with mock.patch.object(StoreCoordinator, "tickets", patient):
+        yield
 
 
 def whole() -> dict[str, Any]:
