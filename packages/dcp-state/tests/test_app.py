@@ -15,7 +15,15 @@ from torch import nn
 
 from dcp_core import DefaultLoadPlanner, PerRank, load, save
 from dcp_core.planning.replicas import value_bytes
-from dcp_state import RandomState, StateDictOptions, StateMismatchError, app_state, get_state_dict, set_state_dict
+from dcp_state import (
+    RandomState,
+    StateDictOptions,
+    StateMismatchError,
+    app_state,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from dcp_state.app import AppState
 from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
@@ -118,6 +126,32 @@ def test_what_does_not_fit_leaves_model_and_optimizer(kind: str, broadcast: bool
             options=options,
         )
     assert value_bytes(get_state_dict(net, optimizer)) == before
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.parametrize(
+    ("lacks", "has"), [("1.num_batches_tracked", ""), ("1.running_mean", ""), ("0.weight", ""), ("", "1.more")]
+)
+def test_batch_norm_is_no_hook(lacks: str, has: str, broadcast: bool) -> None:
+    """torch's class for it replaces a method, to keep counters that old state dicts lack."""
+    torch.manual_seed(0)
+    own, torchs, saved = (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)) for _ in range(3))
+    state = {name: value for name, value in saved.state_dict().items() if name != lacks}
+    state |= {has: torch.ones(3)} if has else {}
+    saved(torch.randn(5, 2))
+    own(torch.randn(5, 2))
+    torchs.load_state_dict(own.state_dict())
+    before = value_bytes(own.state_dict())
+    options = StateDictOptions(full_state_dict=broadcast, broadcast_from_rank0=broadcast)
+    try:
+        torchs.load_state_dict(state)
+    except RuntimeError:
+        with pytest.raises(StateMismatchError):
+            set_model_state_dict(own, state, options=options)
+        assert value_bytes(own.state_dict()) == before
+    else:
+        set_model_state_dict(own, state, options=options)
+        assert value_bytes(own.state_dict()) == value_bytes(torchs.state_dict())
 
 
 FOREIGN = [None, 3, "x", b"x", [1], (), {}, {1: 2}, {"a": 1}, torch.zeros(2), [[1, 2]], {"weight": None}, object()]

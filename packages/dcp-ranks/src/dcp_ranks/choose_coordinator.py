@@ -87,10 +87,7 @@ def make_coordinator(
 
 
 def _prepare(
-    group: dist.ProcessGroup,
-    coordinator_rank: int,
-    timeout_seconds: float,
-    peers: PeerOptions,
+    group: dist.ProcessGroup, coordinator_rank: int, timeout_seconds: float, peers: PeerOptions
 ) -> Callable[[], Coordinator]:
     """Acquire all resources, or make the operation fail on all ranks now instead of at their deadline."""
     rank = dist.get_rank(group)
@@ -130,12 +127,7 @@ def _prepare(
     )
 
 
-def _withdraw(
-    group: dist.ProcessGroup,
-    rank: int,
-    timeout_seconds: float,
-    error: Exception,
-) -> None:
+def _withdraw(group: dist.ProcessGroup, rank: int, timeout_seconds: float, error: Exception) -> None:
     store = shared_store(group, timeout_seconds)
     if store is None:
         return

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dcp_core.errors import UnsupportedValueError
 from dcp_core.planning.load_report import suggest
@@ -276,14 +277,21 @@ def _can_load_directly(model: nn.Module, names: ModelNames) -> bool:
 
 
 def _takes_part(module: nn.Module) -> bool:
-    own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001 - torch's way
+    known = (nn.Module._load_from_state_dict, _BatchNorm._load_from_state_dict)  # noqa: SLF001 - torch's way
+    own = type(module)._load_from_state_dict not in known  # noqa: SLF001 - as above
     return own or bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)  # noqa: SLF001 - as above
 
 
 def _differing(names: ModelNames, values: Collection[str]) -> tuple[list[str], list[str]]:
-    return [name for name in names.tensors if name not in values], [
-        name for name in values if name not in names.tensors
-    ]
+    # Old state dicts lack the counters of batches: torch keeps them as they are.
+    counters = {
+        f"{prefix}num_batches_tracked"
+        for module, prefixes in names.module_prefixes.items()
+        for prefix in prefixes
+        if isinstance(module, _BatchNorm)
+    }
+    missing = [name for name in names.tensors if name not in values and name not in counters]
+    return missing, [name for name in values if name not in names.tensors]
 
 
 def _check_values(names: ModelNames, values: Mapping[str, Any], may_lack: Collection[str] | None) -> None:
