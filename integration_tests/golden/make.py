@@ -28,6 +28,7 @@ from dcp_manifest.index.literal_keys import LiteralKey
 HERE = Path(__file__).parent
 VERSION = "format-1.0-marked"
 VERSION_WITH_RUNS = "format-2.0"
+VERSION_WITH_LEVELS = "format-3.0"
 Box = tuple[int, ...]
 SAVE_ID = "00112233aabbccdd"
 
@@ -228,6 +229,22 @@ def make_even(folder: Path) -> None:
         builder.finish(".metadata", index, interop=False)
 
 
+def make_levels(folder: Path) -> None:
+    """Tensors in many chunks, the CRCs of which are in the order of levels; one chunk has two blocks."""
+    folder.mkdir(parents=True)
+    builder = Builder(folder, "raw", ManifestInfo(SAVE_ID, 4, "golden/1"))
+    builder.ranks = 4
+    for number in range(3):
+        builder.tensor(f"rows.{number}", "float32", 4, (64, 3), [((rank, 0), (1, 3)) for rank in range(64)])
+    grid = [((rank // 8, rank % 8 * 2), (1, 2)) for rank in range(64)]
+    builder.tensor("grid", "bfloat16", 2, (8, 16), grid)
+    ends = [0, 65_540, *range(65_543, 65_543 + 69)]
+    builder.tensor("uneven", "uint8", 1, (ends[-1],), [((a,), (b - a,)) for a, b in itertools.pairwise(ends)])
+    index = builder.index(paths={row["name"]: (row["name"],) for row in builder.tensors})
+    with mock.patch.object(manifest_write, "RUNS_ABOVE_CHUNKS", 100):
+        builder.finish(".metadata", index, interop=False)
+
+
 def make_all(folder: Path) -> None:
     """All checkpoints of format 1.0, in folders below `folder`."""
     for name in ("torch", "raw", "own", "rank-local"):
@@ -242,3 +259,4 @@ if __name__ == "__main__":
     below = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     make_all(below / VERSION)
     make_even(below / VERSION_WITH_RUNS / "even")
+    make_levels(below / VERSION_WITH_LEVELS / "levels")

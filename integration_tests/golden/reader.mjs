@@ -20,7 +20,7 @@ function openManifest(file) {
   need(footer.subarray(0, 8).toString('latin1') === '\x93DCPMAN\n', 'no footer');
   need(footer.subarray(60).toString('latin1') === 'DCP\x93', 'no footer');
   need(zlib.crc32(footer.subarray(0, 56)) === footer.readUInt32LE(56), 'bad footer');
-  need([1, 2].includes(footer.readUInt16LE(8)), 'another major version');
+  need([1, 2, 3].includes(footer.readUInt16LE(8)), 'another major version');
   const offset = Number(footer.readBigUInt64LE(16));
   const length = Number(footer.readBigUInt64LE(24));
   need(offset + length + 64 === data.length, 'bad size');
@@ -35,8 +35,9 @@ function openManifest(file) {
   const stored = (name) => {
     const bytes = raw(name);
     const width = { U8: 1, U16: 2, U32: 4, U64: 8 }[header[name].dtype];
+    const wide = (number) => (number <= Number.MAX_SAFE_INTEGER ? Number(number) : number);  // a step down is a BigInt
     return Array.from({ length: bytes.length / width }, (_, n) =>
-      width === 8 ? Number(bytes.readBigUInt64LE(n * 8)) : bytes.readUIntLE(n * width, width));
+      width === 8 ? wide(bytes.readBigUInt64LE(n * 8)) : bytes.readUIntLE(n * width, width));
   };
   const column = (name, count) => {
     const numbers = name in about.rows ? runs(name, about.rows[name]) : stored(name);
@@ -63,17 +64,19 @@ function openManifest(file) {
 }
 
 // Section 4, items: where the stored ranges are, and their bytes.
-function readItems(manifest, table, sizes, folder) {
+function readItems(manifest, table, sizes, folder, order = sizes.map((_, row) => row)) {
   const count = manifest.rows[table];
   const column = (name) => manifest.column(`${table}.${name}`, count);
   const files = manifest.strings('file', manifest.rows.file);
   const leads = manifest.column('frame.lead', manifest.rows.frame);
   const [file, position, frame, framing] = ['file', 'position', 'frame', 'framing'].map(column);
-  const [chain, checked, crc] = ['chain', 'checked', 'crc32'].map(column);
+  const [chain, checked, crcs] = ['chain', 'checked', 'crc32'].map(column);
   const encoded = manifest.has(`${table}.blocks`) ? column('blocks') : Array(count).fill(0);
   const step = (n) => Math.min(Math.max(Math.ceil(n / 131072) * 4096, 65536), 1048576);
   const borders = sizes.map((n, row) => (checked[row] && !encoded[row] ? Math.max(0, Math.ceil(n / step(n)) - 1) : 0));
-  const running = cut(manifest.stored(`${table}.running`), borders);
+  const pieces = cut(manifest.stored(`${table}.running`), order.map((row) => borders[row]));
+  const [crc, running] = [[], []];
+  order.forEach((row, n) => { crc[row] = crcs[n]; running[row] = pieces[n]; });
   return sizes.map((size, row) => {
     const begin = position[row] + leads[frame[row]];
     const bytes = fs.readFileSync(path.join(folder, files[file[row]])).subarray(begin, begin + size);
@@ -105,7 +108,10 @@ function readTensors(manifest, folder) {
     const sizes = manifest.has('chunk.stored_bytes')
       ? manifest.column('chunk.stored_bytes', boxes.length)
       : boxes.map((box, chunk) => box[1].reduce((a, b) => a * b, widths[kinds[rowOf[chunk]]]));
-    items = cut(readItems(manifest, 'chunk', sizes, folder), chunks);
+    const places = chunks.flatMap((number) => Array.from({ length: number }, (_, place) => place));
+    const order = sizes.map((_, row) => row);
+    if ('level' in manifest.rows) order.sort((a, b) => places[a] - places[b]);
+    items = cut(readItems(manifest, 'chunk', sizes, folder, order), chunks);
   }
   const shapes = cut(manifest.column('tensor.shape', sum(ndims)), ndims);
   const own = cut(boxes, chunks);

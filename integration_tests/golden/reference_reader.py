@@ -73,7 +73,10 @@ class Manifest:
         )
         (own_crc,) = struct.unpack("<I", footer[56:60])
         need(magic == b"\x93DCPMAN\n" and footer[60:] == b"DCP\x93", "no footer")
-        need(own_crc == zlib.crc32(footer[:56]) and major in (1, 2) and offset + length + 64 == len(data), "bad footer")
+        need(
+            own_crc == zlib.crc32(footer[:56]) and major in (1, 2, 3) and offset + length + 64 == len(data),
+            "bad footer",
+        )
         need(zlib.crc32(data[:offset]) == head_crc, "bad head")
         blob = data[offset : offset + length]
         need(zlib.crc32(blob) == manifest_crc, "bad manifest")
@@ -174,7 +177,11 @@ def read_tensors(manifest: Manifest) -> list[Tensor]:
         stored = manifest.column("chunk.stored_bytes", chunks)
     else:
         stored = [math.prod(boxes[chunk][1]) * item_bytes[kinds[row]] for chunk, row in enumerate(owner_row)]
-    items = read_items(manifest, "chunk", chunks, stored)
+    order = list(range(chunks))
+    if "level" in manifest.rows:
+        places = [place for number in numbers for place in range(number)]
+        order.sort(key=lambda chunk: places[chunk])
+    items = read_items(manifest, "chunk", chunks, stored, order)
     table = zip(
         manifest.strings("tensor.name", "tensor"),
         manifest.column("tensor.owner", count),
@@ -189,7 +196,11 @@ def read_tensors(manifest: Manifest) -> list[Tensor]:
     ]
 
 
-def read_items(manifest: Manifest, table: str, count: int, stored: list[int]) -> list[Item]:
+def read_items(
+    manifest: Manifest, table: str, count: int, stored: list[int], order: list[int] | None = None
+) -> list[Item]:
+    order = order or list(range(count))  # rows in the order of their CRCs
+
     def column(name: str) -> list[int]:
         return manifest.column(f"{table}.{name}", count)
 
@@ -209,11 +220,14 @@ def read_items(manifest: Manifest, table: str, count: int, stored: list[int]) ->
         border_count(size) if is_checked and not number else 0
         for size, is_checked, number in zip(stored, checked, counts, strict=True)
     ]
-    running = cut(manifest.stored_numbers(f"{table}.running"), borders)
+    running = dict(
+        zip(order, cut(manifest.stored_numbers(f"{table}.running"), [borders[row] for row in order]), strict=True)
+    )
+    crcs = dict(zip(order, column("crc32"), strict=True))
     found = []
     for row, size in enumerate(stored):
         start = column("position")[row] + leads[column("frame")[row]]
-        crc = column("crc32")[row] if checked[row] else None
+        crc = crcs[row] if checked[row] else None
         chain = chains[column("chain")[row]]
         framing = column("framing")[row]
         place = files[column("file")[row]], start, start + size

@@ -40,15 +40,16 @@ def shown(data):
 
 
 def test_there_is_something_to_read():
-    assert len(FOLDERS) == 9
+    assert len(FOLDERS) == 10
     assert len(STOCK) >= 3
 
 
 def test_the_current_writer_still_writes_these_bytes(tmp_path):
     make.make_all(tmp_path / make.VERSION)
     make.make_even(tmp_path / make.VERSION_WITH_RUNS / "even")
+    make.make_levels(tmp_path / make.VERSION_WITH_LEVELS / "levels")
     files = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
-    golden = [HERE / make.VERSION, HERE / make.VERSION_WITH_RUNS]
+    golden = [HERE / version for version in (make.VERSION, make.VERSION_WITH_RUNS, make.VERSION_WITH_LEVELS)]
     assert files == {path.relative_to(HERE) for folder in golden for path in folder.rglob("*") if path.is_file()}
     assert [str(path) for path in files if (HERE / path).read_bytes() != (tmp_path / path).read_bytes()] == []
 
@@ -59,6 +60,14 @@ def test_even_columns_are_runs():
     assert (footer.major, footer.minor) == (2, 0)
     even = {"chunk.file", "chunk.offset.0", "chunk.offset.1", "chunk.size.1"}
     assert even <= set(Manifest(path.read_bytes()).rows)
+
+
+def test_crcs_are_in_the_order_of_levels():
+    path = HERE / make.VERSION_WITH_LEVELS / "levels" / ".metadata"
+    footer = read_footer(path.read_bytes()[-FOOTER_BYTES:], size=path.stat().st_size, file=str(path))
+    assert (footer.major, footer.minor) == (3, 0)
+    manifest = Manifest(path.read_bytes())
+    assert manifest.column("level.running", manifest.rows["level"]) == [1] + [0] * 69
 
 
 @pytest.mark.parametrize("expected", OURS, ids=name)

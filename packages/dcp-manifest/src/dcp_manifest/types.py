@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,4 +12,8 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
+Box = tuple[Sequence[int], Sequence[int]]
+"""Offsets and sizes."""
+Boxes = Mapping[str, Sequence[Box]]
+"""Boxes of tensors, by name."""
 Buffer = bytes | bytearray | memoryview

@@ -27,8 +27,8 @@ from dcp_manifest.file.blob import (
 
 def test_blocks_have_crcs_in_the_order_of_names():
     columns = {"b": np.arange(40_000, dtype=np.uint16), "a": np.ones(3, np.uint8), "c": np.zeros(0, np.uint64)}
-    parts, crc = pack(columns, {"x": 1})
-    blob = Blob(memoryview(b"".join(parts)), file="f")
+    data, crc = pack(columns, {"x": 1})
+    blob = Blob(memoryview(data), file="f")
     assert index_crc32(blob.data, blob.header) == crc
     assert blob.header.metadata == {"x": 1}
     raw = columns["b"].tobytes()
@@ -43,7 +43,7 @@ def test_bytes_are_those_of_the_safetensors_library():
     dtypes = [np.uint8, np.uint16, np.uint32, np.uint64]
     columns = {f"{name}.{n}": np.arange(5 * n, dtype=dtypes[n % 4])[::2] for name in "ba" for n in range(8)}
     metadata = {"a": ['"\\/\n\x7f\u2028ß\U0001f600', "\ud800"], "b": 1}
-    blob = b"".join(pack(columns, metadata)[0])
+    blob = pack(columns, metadata)[0]
     arrays = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     arrays[BLOCK_CRCS] = Blob(memoryview(blob), file="f").read(BLOCK_CRCS)
     assert blob == save(arrays, {"dcp-manifest": json.dumps(metadata, separators=(",", ":"))})

@@ -28,7 +28,7 @@ def crafted(rich):
             "info": {**blob.header.metadata["info"], **dict(info)},
         }
         kept = {name: values for name, values in {**columns, **changed}.items() if values is not None}
-        return ManifestReader(Blob(memoryview(b"".join(pack(kept, metadata)[0])), file="f"))
+        return ManifestReader(Blob(memoryview(pack(kept, metadata)[0]), file="f"))
 
     return make
 

@@ -62,7 +62,7 @@ def test_an_even_index_is_small_and_reads_the_same(even, assert_same, monkeypatc
 def test_an_index_with_more_rows_than_bytes_in_runs_is_stored_without_runs(make_index, assert_same):
     ranks = 20_000
     boxes = [((rank * 2,), (2,)) for rank in range(ranks)]
-    rows = [(0, rank * 8, 0, 8, 0, 0, 0, 0) for rank in range(ranks)]
+    rows = [(0, rank * 8, 0, 8, 0, 0, 0, None) for rank in range(ranks)]
     index = make_index(
         [("t", 0, 0, 0, (ranks * 2,), boxes)], chunk_rows=rows, dtypes=("float32",), files=("__0_0.distcp",)
     )
@@ -158,8 +158,7 @@ def test_contradictions_are_named(even, name):
     metadata["rows"] = {**metadata["rows"], **changed.pop("rows", {})}
     assert changed.keys() <= columns.keys()
     kept = {key: values for key, values in {**columns, **changed}.items() if values is not None}
-    parts, index_crc32 = pack(kept, metadata)
-    crafted = b"".join(parts)
+    crafted, index_crc32 = pack(kept, metadata)
     footer = blob.Footer(0, len(crafted), 0, blob.zlib.crc32(crafted), index_crc32, 1, 2)
     with pytest.raises(CorruptCheckpointError):
         read_index(crafted + footer.to_bytes(), file="f")

@@ -61,7 +61,7 @@ def test_columns_that_do_not_fit_are_refused(name, lengths, kinds):
     columns = {"path.elements": [2], "path.element_bytes": lengths, "path.kind": kinds}
     rows = {"path": 1, "separator": 1, "element": 2}
     columns = {key: np.array(values, np.uint8) for key, values in columns.items()}
-    manifest = b"".join(pack(columns, {"rows": rows, "stored": []})[0])
+    manifest = pack(columns, {"rows": rows, "stored": []})[0]
     with pytest.raises(ValueError, match="path"):
         ManifestReader(Blob(memoryview(manifest), file="f")).paths([name])
 

@@ -44,6 +44,7 @@ from dcp_manifest.folders.folder import (
     rank_index_name,
     rank_prefix,
 )
+from dcp_manifest.types import Buffer
 
 _log = library_logger(__name__)
 
@@ -128,7 +129,7 @@ class SaveSession:
         session._enter(overwrite=overwrite)  # noqa: SLF001 - of this class
         return session
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: Buffer) -> None:
         """Write `data` to `name` atomically, and durably if the session has `sync`.
 
         Raises:
@@ -347,7 +348,7 @@ class JoinedSave:
         self._files: set[str] = set()
         self.save_id = save_id
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: Buffer) -> None:
         """Raise DcpError: only the coordinator publishes."""
         del data
         raise DcpError(f"only the coordinator of save {self.save_id} may publish {name!r}")
@@ -407,7 +408,7 @@ class RankSaveSession(SaveSession):
         session._enter(overwrite=overwrite)
         return session
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: Buffer) -> None:
         """Publish this rank's index."""
         info = read_index(data, file=name).info
         self._world_size = info.world_size if info is not None else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.errors import CorruptCheckpointError, UnsupportedFormatError
-from dcp_manifest.types import U8, U64, Buffer
+from dcp_manifest.types import U8, U32, U64, Buffer
 
 BLOCK_BYTES = 64 * 1024
 BLOCK_CRCS = "block_crcs"
@@ -55,12 +55,13 @@ class Header:
 class Blob:
     """A manifest's bytes, with a checked CRC. Raises CorruptCheckpointError for an invalid header."""
 
-    def __init__(self, data: memoryview, *, file: str) -> None:
+    def __init__(self, data: memoryview, *, file: str, size: int | None = None) -> None:
         self.data = data
+        size = len(data) if size is None else size
         length = int.from_bytes(data[:_PREFIX_BYTES], "little")
-        if len(data) < _PREFIX_BYTES or length > len(data) - _PREFIX_BYTES:
-            raise CorruptCheckpointError(f"the manifest of {len(data)} bytes has no room for its header", file=file)
-        self.header = _parse_header(bytes(data[_PREFIX_BYTES : _PREFIX_BYTES + length]), size=len(data), file=file)
+        if size < _PREFIX_BYTES or length > size - _PREFIX_BYTES:
+            raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
+        self.header = _parse_header(bytes(data[_PREFIX_BYTES : _PREFIX_BYTES + length]), size=size, file=file)
 
     def read(self, name: str) -> Unsigned:
         """Return a column, in the stored dtype."""
@@ -69,33 +70,52 @@ class Blob:
         return numbers
 
 
-def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[list[Buffer], int]:
-    """Pack columns, their block CRCs, and `metadata` (as JSON); return the blob's parts and `index_crc32`.
+@dataclass(frozen=True, slots=True)
+class LateColumn:
+    """A column of U32 that `write` puts into its place, so that it is in memory only once."""
 
-    Equal input gives equal bytes.
+    count: int
+    write: Callable[[U32], None]
+
+
+def pack(
+    columns: Mapping[str, Unsigned | LateColumn], metadata: Mapping[str, Any], *, before: int = 0, after: int = 0
+) -> tuple[bytearray, int]:
+    """Pack columns, their block CRCs, and `metadata` (as JSON); return the blob and `index_crc32`.
+
+    Equal input gives equal bytes. The blob has room for so many bytes `before` and `after` it.
     """
-    parts, crcs = [], []
-    for name in sorted(columns):
-        data = np.ascontiguousarray(columns[name]).view(np.uint8).data
-        crcs += [zlib.crc32(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES)]
-        parts.append((-columns[name].itemsize, name, len(columns[name]), data))
-    block_crcs = np.array(crcs, np.uint32)
-    parts.append((-block_crcs.itemsize, BLOCK_CRCS, len(block_crcs), block_crcs.view(np.uint8).data))
+    forms, blocks = [], 0
+    for name, column in columns.items():
+        width, count = (4, column.count) if isinstance(column, LateColumn) else (column.itemsize, len(column))
+        forms.append((-width, name, count))
+        blocks -= -count * width // BLOCK_BYTES
+    forms.append((-4, BLOCK_CRCS, blocks))
     text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"))
     entries = [f'"__metadata__":{{"{_METADATA_KEY}":{json.dumps(text)}}}']
-    blob: list[Buffer] = [b""]
-    start = 0
+    places: dict[str, tuple[int, int]] = {}
+    stop = 0
     # The safetensors library's order: wide columns first, so that each is aligned.
-    for width, name, count, data in sorted(parts):
-        stop = start + len(data)
+    for negative, name, count in sorted(forms):
+        start, stop = stop, stop - negative * count
+        places[name] = start, stop
         # Names are the schema's, so there is nothing to escape.
-        entries.append(f'"{name}":{{"dtype":"U{-8 * width}","shape":[{count}],"data_offsets":[{start},{stop}]}}')
-        blob.append(data)
-        start = stop
+        entries.append(f'"{name}":{{"dtype":"U{-8 * negative}","shape":[{count}],"data_offsets":[{start},{stop}]}}')
     header = f"{{{','.join(entries)}}}".encode()
     header += b" " * (-len(header) % _ALIGNMENT)
-    blob[0] = len(header).to_bytes(_PREFIX_BYTES, "little") + header
-    return blob, zlib.crc32(block_crcs.data, zlib.crc32(blob[0]))
+    begin = before + _PREFIX_BYTES + len(header)
+    blob = bytearray(begin + stop + after)
+    blob[before:begin] = len(header).to_bytes(_PREFIX_BYTES, "little") + header
+    view, crcs = memoryview(blob)[begin:], []
+    for name in sorted(columns):
+        column, own = columns[name], view[slice(*places[name])]
+        if isinstance(column, LateColumn):
+            column.write(np.frombuffer(own, np.uint32))
+        else:
+            own[:] = np.ascontiguousarray(column).view(np.uint8).data
+        crcs += [zlib.crc32(own[start : start + BLOCK_BYTES]) for start in range(0, len(own), BLOCK_BYTES)]
+    view[slice(*places[BLOCK_CRCS])] = block_crcs = np.array(crcs, np.uint32).view(np.uint8).data
+    return blob, zlib.crc32(block_crcs, zlib.crc32(memoryview(blob)[before:begin]))
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:
@@ -170,9 +190,10 @@ def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
 
 
 FOOTER_BYTES = 64
-MAJOR = 2
+MAJOR = 3
+"""CRCs of chunks are in the order of levels."""
+MAJOR_WITH_RUNS = 2
 MAJOR_WITHOUT_RUNS = 1
-"""An index without runs, which readers of format 1 understand."""
 MINOR = 0
 FLAG_STUB_HEAD = 1
 """Footer flag: the head raises an error in stock."""

@@ -30,6 +30,7 @@ from dcp_manifest.index.columns import (
     PathElement,
     starts,
 )
+from dcp_manifest.index.levels import by_tensor, level_borders
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.schema import (
     ALIASES,
@@ -262,6 +263,15 @@ class ManifestReader:
         if blocks and blocks["counts"].any():
             lengths, crcs = (self._ragged(name, "tensor.blocks") for name in ("block.bytes", "block.crc32"))
             items.blocks = BlockColumns(**blocks, lengths=lengths, crcs=crcs)
+        if "level" in self._rows and not index.is_part:
+            chunks, stored = index.tensor_chunks, items.stored_bytes
+            borders = level_borders(chunks, stored)
+            if not _add_up(borders, len(items.running_crcs)) or not np.array_equal(
+                self.column("level.running"), borders
+            ):
+                raise ValueError("the levels do not have the running CRCs of their chunks")
+            items.crc32 = by_tensor(items.crc32, chunks)
+            items.running_crcs = by_tensor(items.running_crcs, chunks, stored)
 
     def _items(self, table: str, running: U32, stored: npt.NDArray[np.uint64] | None = None) -> ItemColumns:
         present = [column for column in ITEMS_OF[table] if column.field != "stored_bytes" or stored is None]

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -16,10 +17,13 @@ import numpy.typing as npt
 from dcp_manifest.errors import UnsupportedFormatError
 from dcp_manifest.file.blob import (
     FLAG_STUB_HEAD,
+    FOOTER_BYTES,
     MAJOR,
+    MAJOR_WITH_RUNS,
     MAJOR_WITHOUT_RUNS,
     UTF8,
     Footer,
+    LateColumn,
     pack,
     pack_strings,
 )
@@ -30,11 +34,13 @@ from dcp_manifest.index.columns import (
     BoxLayout,
     CheckpointIndex,
     ItemColumns,
+    ManifestInfo,
     PathElement,
     distinct,
     starts,
 )
 from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.levels import FEW_CHUNKS, level_borders, order_by_level
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.schema import (
     ALIASES,
@@ -57,13 +63,14 @@ from dcp_manifest.index.schema import (
     check_relative_path,
 )
 from dcp_manifest.stock.stock_write import stock_head, stub_head, unreadable_reason
-from dcp_manifest.types import Buffer
 
 Numbers = npt.NDArray[Any]
 _ALIGNMENT = 8
 
 
-def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes | None = None) -> bytes:
+def encode(
+    index: CheckpointIndex, *, interop: bool | None = None, head: bytes | None = None, finds_runs: bool = True
+) -> bytearray:
     """Encode an index with `info` as the bytes of `.metadata`; `read_index` returns an equal index.
 
     Args:
@@ -71,41 +78,52 @@ def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes |
         interop: Whether the head is an index that stock can load, if stock can read the data files. None: unless the
             index has more than `RUNS_ABOVE_CHUNKS` chunks; stock takes minutes to read so many.
         head: Bytes to use as the head instead.
+        finds_runs: Whether an index of so many chunks stores even columns as runs.
 
     Raises:
         UnsupportedFormatError: The index is inconsistent.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
-    if int(index.tensor_chunks.sum()) > CHUNKS_AT_ONCE:
+    chunks = int(index.tensor_chunks.sum())
+    if chunks > CHUNKS_AT_ONCE:
         with suppress(AttributeError, TypeError):  # not in every C library
             # The ranks' results were freed in small pieces: columns do not fit into their gaps.
             ctypes.CDLL(None).malloc_trim(0)
-    manifest, index_crc32, major = _write_manifest(index, int(index.tensor_chunks.sum()) > RUNS_ABOVE_CHUNKS)
+    columns = _columns_of(index, finds_runs=finds_runs and chunks > RUNS_ABOVE_CHUNKS)
     flags = 0
     if head is None:
         reason = unreadable_reason(index) if interop in (None, True) else "it was saved with interop=False"
-        if interop is None and int(index.tensor_chunks.sum()) > RUNS_ABOVE_CHUNKS:
+        if interop is None and chunks > RUNS_ABOVE_CHUNKS:
             reason = f"it has more than {RUNS_ABOVE_CHUNKS:,} chunks and was not saved with interop=True"
         head = stock_head(index) if reason is None else stub_head(reason)
         flags = 0 if reason is None else FLAG_STUB_HEAD
     # Aligned, so that readers can map the numbers in place. A pickle marks its own end, so padding may follow it.
     head += bytes(-len(head) % _ALIGNMENT)
-    manifest_crc32 = 0
-    for part in manifest:
-        manifest_crc32 = zlib.crc32(part, manifest_crc32)
+    stored = [
+        name for name, items in (("chunk", index.chunk_items), ("object", index.object_items)) if items is not None
+    ]
+    metadata = {"info": asdict(cast("ManifestInfo", index.info)), "rows": columns.rows, "stored": stored}
+    data, index_crc32 = pack(columns.stored, metadata, before=len(head), after=FOOTER_BYTES)
+    manifest = memoryview(data)[len(head) : -FOOTER_BYTES]
+    numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
+    if max(columns.rows.values()) > len(manifest) or numbers > len(manifest) * MAX_NUMBERS_PER_BYTE:
+        if columns.finds_runs:
+            return encode(index, interop=interop, head=head, finds_runs=False)
+        raise UnsupportedFormatError("the index cannot be written: it has more equal rows than readers accept")
     footer = Footer(
         manifest_offset=len(head),
-        manifest_bytes=sum(map(len, manifest)),
+        manifest_bytes=len(manifest),
         head_crc32=zlib.crc32(head),
-        manifest_crc32=manifest_crc32,
+        manifest_crc32=zlib.crc32(manifest),
         index_crc32=index_crc32,
         flags=flags,
-        major=major,
+        major=columns.major,
     )
-    return b"".join((head, *manifest, footer.to_bytes()))
+    data[: len(head)], data[-FOOTER_BYTES:] = head, footer.to_bytes()
+    return data
 
 
-def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[list[Buffer], int, int]:
+def _columns_of(index: CheckpointIndex, *, finds_runs: bool) -> _Columns:
     if index.info is None:
         raise UnsupportedFormatError(
             "an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo"
@@ -121,23 +139,14 @@ def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[list[Buff
         _add_paths(columns, index)
     except (ValueError, IndexError) as error:
         raise UnsupportedFormatError(f"the index cannot be written: {error}") from error
-    tables = {"chunk": index.chunk_items, "object": index.object_items}
-    stored = [name for name, items in tables.items() if items is not None]
-    manifest, index_crc32 = pack(columns.stored, {"info": asdict(index.info), "rows": columns.rows, "stored": stored})
-    numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
-    limit = sum(map(len, manifest))
-    if max(columns.rows.values()) > limit or numbers > limit * MAX_NUMBERS_PER_BYTE:
-        if columns.has_runs:
-            return _write_manifest(index, finds_runs=False)
-        raise UnsupportedFormatError("the index cannot be written: it has more equal rows than readers accept")
-    return manifest, index_crc32, MAJOR if columns.has_runs else MAJOR_WITHOUT_RUNS
+    return columns
 
 
 @dataclass(slots=True)
 class _Columns:
     finds_runs: bool
-    has_runs: bool = False
-    stored: dict[str, Numbers] = field(default_factory=dict)
+    major: int = MAJOR_WITHOUT_RUNS
+    stored: dict[str, Numbers | LateColumn] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
     def add(self, column: Column, values: Any, *, dim: int = 0) -> None:
@@ -163,7 +172,7 @@ class _Columns:
             return False
         self.stored.update(parts)
         self.rows[name] = len(runs.first)
-        self.has_runs = True
+        self.major = MAJOR_WITH_RUNS
         return True
 
     def add_fields(self, columns: Iterable[Column], source: object) -> None:
@@ -220,12 +229,28 @@ def _add_items(columns: _Columns, index: CheckpointIndex, parts: Sequence[Checkp
         columns.add(COLUMNS["chunk.frame"], np.concatenate(rows))
         counts = [_per_tensor(part, items.running_counts()) for part, items in zip(parts, own, strict=True)]
         columns.add(COLUMNS["tensor.running"], np.concatenate(counts))
+        is_even = columns.major == MAJOR_WITH_RUNS and len(chunks) >= FEW_CHUNKS * len(index.tensor_names)
+        if is_even and plain.all() and chunks.checked.all():
+            _add_levels(columns, index, chunks)
         if chunks.blocks is not None:
             columns.add_fields(BLOCKS, chunks.blocks)
             columns.add(COLUMNS["tensor.blocks"], _per_tensor(index, chunks.blocks.counts))
     if objects is not None:
         columns.add_fields(ITEMS_OF["object"], objects)
         columns.add(COLUMNS["object.frame"], np.searchsorted(frames, _frames(objects)))
+
+
+def _add_levels(columns: _Columns, index: CheckpointIndex, items: ItemColumns) -> None:
+    """A rank that loads a few chunks per tensor then finds their CRCs in a few places."""
+    chunks = index.tensor_chunks
+    columns.major = MAJOR
+    columns.add(COLUMNS["level.running"], level_borders(chunks, items.stored_bytes))
+    for name, numbers, stored in (
+        ("crc32", items.crc32, None),
+        ("running", items.running_crcs, items.stored_bytes),
+    ):
+        write = partial(order_by_level, numbers, chunks, stored)
+        columns.stored[f"chunk.{name}"] = LateColumn(len(numbers), write)
 
 
 def _frames(items: ItemColumns) -> npt.NDArray[np.uint64]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.index.columns import CHUNKS_AT_ONCE, starts
-from dcp_manifest.types import U64, Bool
+from dcp_manifest.types import I64, U64, Bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,18 @@ class ColumnRuns:
             raise ValueError("a run is empty")
         if counts >= 2.0**62 or int((self.repeats * self.length).sum()) != total:
             raise ValueError(f"the runs have {counts:.0f} numbers, not {total}")
+
+    def piece_starts(self) -> I64:
+        """Return each piece's first place in the column."""
+        return starts(np.repeat(self.length, self.repeats.astype(np.int64)).astype(np.int64))[:-1]
+
+    def at(self, places: I64) -> tuple[U64, U64]:
+        """Return the numbers at these places, and the steps of their pieces."""
+        begin = starts((self.repeats * self.length).astype(np.int64))
+        run = np.searchsorted(begin, places, "right") - 1
+        piece, number = np.divmod((places - begin[run]).astype(np.uint64), self.length[run])
+        numbers = self.first[run] + piece * self.jump[run] + number * self.step[run]
+        return numbers.astype(np.uint64), self.step[run]
 
     def numbers(self) -> U64:
         """Return the numbers of the column."""

@@ -313,6 +313,8 @@ class CheckpointIndex:
     """Rows of tensors."""
     paths: dict[str, tuple[PathElement, ...]] | None = None
     info: ManifestInfo | None = None
+    is_part: bool = False
+    """Whether chunks are left out, because the rank that read the index does not load them."""
 
     def names(self) -> list[str]:
         """Return the names of all tensors, objects and aliases, in this order, without duplicates."""

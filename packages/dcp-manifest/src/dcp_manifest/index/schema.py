@@ -221,6 +221,12 @@ COMPUTED = (
         dtype=np.int64,
     ),
     Column(
+        "level.running",
+        "level",
+        "how many numbers of `chunk.running` belong to each level's chunks (only if CRCs are in the order of levels)",
+        dtype=np.int64,
+    ),
+    Column(
         "tensor.blocks",
         "tensor",
         "how many rows of `block.*` belong to the tensor's chunks",
