@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_core.records.metadata import TensorProperties
+from dcp_core.shards.shards import LocalShard, LocalTensor
+from dcp_io import engine
+from dcp_manifest.file import manifest_write
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.exchange.counting import CountingReader, blank, same, whole
 from integration_tests.kits.coordinators import caught
@@ -89,3 +94,38 @@ def test_a_reader_with_metadata_of_its_own_reads_the_index(
     assert [one[:2] for one in found] == [(True, True)] * 3
     assert [one[2] for one in found] == [rank in ranks_with for rank in range(3)]
     assert all(one[3] for one in found), "each rank reads the index"
+
+
+def rows(start: int, stop: int) -> LocalTensor:
+    """Rows of zeros of a tensor of 192 rows, all of which a save wrote as one row each."""
+    part = torch.zeros(stop - start, 5)
+    shard = LocalShard(torch.Size((start, 0)), part.shape, lambda: part)
+    return LocalTensor(torch.Size((192, 5)), TensorProperties(part.dtype), False, (shard,))
+
+
+def load_rows(folder: str, cooperative: bool) -> tuple[bool, int, bool]:
+    rank, reader = dist.get_rank(), dcp.FileSystemReader(folder)
+    template: dict[str, Any] = {"model": rows(rank * 64 - 3 * (rank > 0), rank * 64 + 64), "rest": {}}
+    with mock.patch.object(engine, "IN_PARTS_ABOVE_BYTES", 0):
+        dcp.load(template, storage_reader=reader, cooperative=cooperative)
+    stored = reader.read_metadata().state_dict_metadata["model"]
+    kept = reader._metadata.state_dict_metadata["model"]
+    (shard,) = template["model"].shards
+    first = shard.offsets[0]
+    values = torch.arange(960.0).reshape(192, 5)[first : first + len(shard.get())]
+    return torch.equal(shard.get(), values), len(stored.chunks), len(kept.chunks) <= 67
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_each_rank_reads_a_part_of_a_large_index(
+    ranks: RankPool, tmp_path: Path, cooperative: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest_write, "RUNS_ABOVE_CHUNKS", 1)
+    one_by_one = torch.arange(960.0).reshape(192, 5)
+    shards = tuple(
+        LocalShard(torch.Size((row, 0)), torch.Size((1, 5)), lambda row=row: one_by_one[row : row + 1])
+        for row in range(192)
+    )
+    whole_tensor = LocalTensor(one_by_one.shape, TensorProperties(torch.float32), False, shards)
+    dcp.save({"model": whole_tensor, "rest": {"lr": 0.5}}, checkpoint_id=tmp_path, no_dist=True)
+    assert ranks.run(3, load_rows, str(tmp_path), cooperative) == [(True, 192, True)] * 3

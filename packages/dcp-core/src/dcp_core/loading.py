@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dcp_core.arguments import absolute_id_for, adopted, read_metadata, resolve_storage
 from dcp_core.calls import outside_compile, with_positional_storage
-from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
 from dcp_core.events import Operation, Phase
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import (
@@ -29,6 +29,7 @@ from dcp_core.planning.load_report import (
     surplus_bits,
     warn_of_surplus,
 )
+from dcp_core.planning.read_items import boxes_of
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.protocols import (
     CheckpointId,
@@ -197,6 +198,8 @@ class _Load:
     values: dict[str, Any] = field(default_factory=dict)
     metadata: Metadata | None = None
     plan: LoadPlan = field(init=False)
+    boxes: Callable[[], Mapping[str, Any]] | None = None
+    """Of this rank's shards; None if the planner may look at others."""
     rank_values: RankValues | None = None
     exchanges: bool = True
     """Whether plans are sent; not if all global steps are identities."""
@@ -234,7 +237,7 @@ class _Load:
         shared = None
         # In a second attempt, each rank reads the index, to detect that its storage differs.
         if self.cooperation.shares_index and not anew:
-            shared = self.cooperation.share_metadata(self.coordinator, self.reader)
+            shared = self.cooperation.share_metadata(self.coordinator, self.reader, self.boxes)
         local = planning.timed(partial(self.plan_locally, shared))
         self.plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally) or self.plan
 
@@ -254,13 +257,28 @@ class _Load:
         self.reader = resolve_storage(self.storage_reader, self.checkpoint_id, "reader")
         self.template = with_states(self.state_dict)
         self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
+        if type(self.planner) is DefaultLoadPlanner:
+            flat, keys = not self.planner.flatten_state_dict, self.planner.key_map
+            self.boxes = partial(boxes_of, self.template, keys, flat=flat)
         methods = (self.planner.create_global_plan, self.reader.prepare_global_plan)
         changes = [method for method in methods if getattr(method, "__func__", None) not in _IDENTITIES]
         return bool(changes), self.cooperation.offer(self.reader, self.coordinator.world_size)
 
     def plan_locally(self, shared: Metadata | None) -> tuple[LoadPlan | None, str | None]:
-        reader = self.reader
-        self.metadata = shared or read_metadata(reader, self.coordinator.rank)
+        reader, rank, is_part = self.reader, self.coordinator.rank, False
+        if shared is None and isinstance(reader, ByteStorageReader) and reader.shares_index:
+            index = reader.read_part(self.boxes)
+            shared, is_part = reader.use_index(index), index.is_part
+        try:
+            return self.plan_by(shared or read_metadata(reader, rank))
+        except (LoadMismatchError, CorruptCheckpointError):
+            if not is_part:
+                raise
+        # The planner looked at values that the template does not name, such as those of an empty dict.
+        return self.plan_by(read_metadata(reader, rank))
+
+    def plan_by(self, metadata: Metadata) -> tuple[LoadPlan | None, str | None]:
+        reader, self.metadata = self.reader, metadata
         if self.rank_values is not None:
             self.rank_values.restore()
         self.values, coordinator = dict(self.template), self.coordinator

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dcp_base.errors import DcpError
@@ -18,9 +19,15 @@ from dcp_io.saves.save_session import JoinedSave, RankSaveSession, SaveSession
 from dcp_io.stores.store import Store, with_folders
 from dcp_io.workers import MAX_INFLIGHT_BYTES
 from dcp_io.writing.write_engine import assign_to_threads, by_part, write_items
-from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.file.manifest_read import read_index
+from dcp_manifest.folders.folder import Entry
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.types import Buffer
+
+IN_PARTS_ABOVE_BYTES = 4_000_000
+"""Bytes of an index above which a load reads only what it needs of it, if it has more than 1,000,000 chunks."""
 
 
 class StoreBackend:
@@ -149,7 +156,7 @@ class StoreBackend:
         """Record files of the running save that `write` has not written."""
         self._running().wrote(names)
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: Buffer) -> None:
         """See `SaveSession.publish`.
 
         Ranks: the coordinator; every rank in a save without one.
@@ -167,13 +174,15 @@ class StoreBackend:
         if save is not None:
             save.abort()
 
-    def read_index(self) -> CheckpointIndex:
+    def read_index(self, boxes: Callable[[], Mapping[str, Any]] | None = None) -> CheckpointIndex:
         """Return the index of the newest complete checkpoint.
+
+        A large index may lack chunks that none of the `boxes` overlaps.
 
         Raises CheckpointNotFoundError without a checkpoint, CorruptCheckpointError, UnsafeCheckpointError or
         UnsupportedFormatError for a damaged, hostile or unknown index.
         """
-        current = read_current(self.store)
+        current = read_current(self.store, load=None if boxes is None else partial(_read_near, self.store, boxes))
         if current.damage is not None:
             current.damage.name_place(self.url)
             raise current.damage
@@ -247,6 +256,24 @@ class StoreBackend:
         if self._save is None:
             raise DcpError(f"no save is running in {self.url}; call begin_save or join_save first")
         return self._save
+
+
+def _read_near(store: Store, boxes: Callable[[], Mapping[str, Any]], entry: Entry) -> CheckpointIndex:
+    if entry.bytes > IN_PARTS_ABOVE_BYTES:
+        from dcp_manifest.file.manifest_near import read_near  # noqa: PLC0415 - only of large indexes
+
+        # A file that is damaged, or was replaced meanwhile, is read whole.
+        with contextlib.suppress(CorruptCheckpointError), contextlib.closing(store.open(entry.name)) as source:
+
+            def fetch(offset: int, count: int) -> bytes:
+                buffer = bytearray(count)
+                source.read_into(offset, [memoryview(buffer)])
+                return bytes(buffer)
+
+            index = read_near(fetch, entry.bytes, boxes, file=entry.name)
+            if index is not None:
+                return index
+    return read_index(store.read(entry.name), file=entry.name)
 
 
 def _below(store: Store) -> str:

@@ -30,7 +30,7 @@ from dcp_core.records.metadata import (
 )
 from dcp_core.records.protocols import LoadItemType, ReadItem
 from dcp_core.shards.shards import LocalTensor, local_tensor
-from dcp_core.state_dict.flatten import KeyMap
+from dcp_core.state_dict.flatten import KeyMap, flatten
 from dcp_core.tables.metadata_columns import StateRecords, records_of
 from dcp_core.tables.value_table import ReadColumns
 from dcp_core.tensors.kinds import is_dtensor, is_lossless_cast, is_quantized_dtype, is_wrapper
@@ -69,6 +69,19 @@ class LoadRules:
     allow_lossy_casts: bool = False
     allow_resize: bool = False
     keys: KeyMap = field(default_factory=KeyMap)
+
+
+def boxes_of(template: dict[str, Any], keys: KeyMap, *, flat: bool) -> dict[str, list[tuple[torch.Size, torch.Size]]]:
+    """Return the boxes (offsets and sizes) that this rank loads, by the tensors' names in the checkpoint."""
+    boxes: dict[str, list[tuple[torch.Size, torch.Size]]] = {}
+    for fqn, value in (template if flat else flatten(template).values).items():
+        try:
+            held = local_tensor(fqn, value)
+        except UnsupportedValueError:
+            continue
+        if held is not None and not is_quantized_dtype(held.dtype):
+            boxes.setdefault(keys.stored(fqn), []).extend([(chunk.offsets, chunk.sizes) for chunk in held.chunks])
+    return boxes
 
 
 def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadRules) -> LocalLoadPlan:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dcp_base.imports import import_part
 from dcp_base.logs import library_logger
@@ -82,11 +83,17 @@ class Cooperation:
         if speaks and self._asked and not self.together and self.reason != _ONE_RANK:
             _log.warning("cooperative=True: each rank still reads for itself: %s", self.reason)
 
-    def share_metadata(self, coordinator: Coordinator, reader: StorageReader) -> Metadata | None:
-        """Return metadata from the index that the coordinator reads, if `shares_index`. Collective."""
+    def share_metadata(
+        self, coordinator: Coordinator, reader: StorageReader, boxes: Callable[[], Mapping[str, Any]] | None
+    ) -> Metadata | None:
+        """Return metadata from the index that the coordinator reads, if `shares_index`; None if each rank reads a part.
+
+        Collective.
+        """
         if not isinstance(reader, ByteStorageReader):
             return None
-        return reader.use_index(coordinator.broadcast("index", reader.read_index))
+        index = coordinator.broadcast("index", lambda: None if (found := reader.read_part(boxes)).is_part else found)
+        return None if index is None else reader.use_index(index)
 
     def read(
         self,

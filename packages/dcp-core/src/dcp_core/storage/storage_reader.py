@@ -6,7 +6,7 @@ import io
 import math
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -133,6 +133,13 @@ class ByteStorageReader(ByteStorage, StorageReader):
         """Read the index for `use_index`, on one rank for all."""
         self._reopen()
         return self._backend.read_index()
+
+    def read_part(self, boxes: Callable[[], Mapping[str, Any]] | None) -> CheckpointIndex:
+        """As `read_index`; a large index may lack chunks that no box overlaps."""
+        if type(self).read_index is not ByteStorageReader.read_index:
+            return self.read_index()
+        self._reopen()
+        return self._backend.read_index(boxes)
 
     def use_index(self, index: CheckpointIndex) -> Metadata:
         """Return the metadata of an index, which must not change afterwards."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -201,13 +201,15 @@ class Current:
         return self.index.info.save_id if self.index is not None and self.index.info is not None else None
 
 
-def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
+def read_current(
+    store: Store, entries: list[Entry] | None = None, load: Callable[[Entry], CheckpointIndex] | None = None
+) -> Current:
     """Read the newest complete checkpoint's index; an unreadable index is returned as `damage`.
 
-    `entries` is a fresh listing. Raises OSError if the folder's state is unknown.
+    `entries` is a fresh listing, `load` reads an index file. Raises OSError if the folder's state is unknown.
     """
     try:
-        index = current_index(store, entries)
+        index = current_index(store, entries, load)
     except CheckpointNotFoundError as error:
         return Current(lack=str(error))
     except (CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dcp_base.errors import DcpError
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
@@ -30,25 +31,37 @@ class _Candidate:
     load: Callable[[], CheckpointIndex]
 
 
-def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> CheckpointIndex | None:
-    """Return a folder's newest complete index; None without an index file. Errors: see `choose_index`."""
+def current_index(
+    folder: Folder, entries: Sequence[Entry] | None = None, load: Callable[[Entry], CheckpointIndex] | None = None
+) -> CheckpointIndex | None:
+    """Return a folder's newest complete index; None without an index file. Errors: see `choose_index`.
+
+    `load` reads an index file; without it, `read_index` does.
+    """
     missing: CheckpointNotFoundError | None = None
     tried: dict[str, float] = {}
     for _ in range(_TRIES + 1):
         listed = folder.list() if entries is None else entries
-        times = {entry.name: entry.mtime for entry in listed if is_index_name(entry.name)}
+        found = {entry.name: entry for entry in listed if is_index_name(entry.name)}
+        times = {name: entry.mtime for name, entry in found.items()}
         if not times:
             return None
         if missing is not None and times.keys() == tried.keys():
             raise missing
         try:
-            return choose_index(times, lambda name: read_index(folder.read(name), file=name))
+            return choose_index(times, partial(_read, folder, load, found))
         except CheckpointNotFoundError as error:
             # No set is complete, or a file was removed between listing and reading.
             missing, tried, entries = error, times, None
     if missing is not None:
         raise missing
     return None
+
+
+def _read(
+    folder: Folder, load: Callable[[Entry], CheckpointIndex] | None, entries: Mapping[str, Entry], name: str
+) -> CheckpointIndex:
+    return read_index(folder.read(name), file=name) if load is None else load(entries[name])
 
 
 def choose_index(entries: Mapping[str, float], load: Load) -> CheckpointIndex:
