@@ -36,7 +36,7 @@ from dcp_core.records.protocols import SavePlan
 from dcp_core.saving import _Save
 from dcp_core.tables.metadata_columns import records_of
 from dcp_core.tables.plan_columns import PlanColumns, WrittenColumns
-from dcp_io import LocalStore, StoreBackend
+from dcp_io import LocalStore, RequestSource, Source, StoreBackend
 from dcp_manifest import CheckpointIndex
 from dcp_manifest.index.columns import Framing, starts
 from dcp_manifest.index.stored_items import StoredItems
@@ -246,7 +246,38 @@ def manifest_of(metadata: Metadata, exchange: PlanExchange) -> dict[str, float]:
             "result_bytes": result_bytes,
             "write_seconds": written - start,
             "peak_mib": peak_mib(),
+            **part_of(folder, len(sent)),
         }
+
+
+def part_of(folder: str, world: int) -> dict[str, float]:
+    """What a rank reads of the index, if half as many ranks load the checkpoint."""
+    names, shapes, kinds = layout(world)
+    boxes = {}
+    for name, shape, kind in zip(names, shapes.tolist(), kinds.tolist(), strict=True):
+        sizes = [extent for extent in shape if extent]
+        if kind:
+            sizes[0] //= world // 2
+        boxes[name] = [((5 * sizes[0] if kind else 0, *[0] * (len(sizes) - 1)), tuple(sizes))]
+    store = CountingStore(folder)
+    start = time.process_time()
+    StoreBackend(store).read_index(lambda: boxes)
+    return {"part_bytes": store.count, "part_seconds": time.process_time() - start}
+
+
+class CountingStore(LocalStore):
+    """Counts the bytes that are read."""
+
+    count = 0
+
+    def open(self, name: str) -> Source:
+        source = super().open(name)
+
+        def read(offset: int, buffer: memoryview) -> None:
+            self.count += len(buffer)
+            source.read_into(offset, [buffer])
+
+        return RequestSource(source.size, read)
 
 
 def peak_mib() -> float:
@@ -334,14 +365,16 @@ def page_lines(rows: Sequence[Mapping[str, Any]], stock_rows: Sequence[Mapping[s
         memory = f"{row['planned_mib']:,.0f} MiB", f"{row['peak_mib']:,.0f} MiB"
         whole = seconds(sum(phases) + row["write_seconds"])
         results = size(row["result_bytes"])
-        indexes.append([ranks, results, size(row["manifest_bytes"]), seconds(row["write_seconds"]), whole, *memory])
+        part = size(row["part_bytes"]), seconds(row["part_seconds"])
+        index = size(row["manifest_bytes"]), seconds(row["write_seconds"])
+        indexes.append([ranks, results, *index, whole, *memory, *part])
     of_plans = ["ranks", "chunks", "decode", "plan", "encode", "a rank sends", "a rank gets", "sends, unchanged"]
     of_indexes = ["ranks", "a rank's results", "index", "published in", "all phases"]
     of_stock = ["ranks, PyTorch", "plan", "a rank sends each time"]
     return [
         *table([*of_plans, "a rank's work", "its memory"], plans),
         "",
-        *table([*of_indexes, "memory, planned", "memory, published"], indexes),
+        *table([*of_indexes, "memory, planned", "memory, published", "a load reads of it", "in"], indexes),
         "",
         *table(
             of_stock,
