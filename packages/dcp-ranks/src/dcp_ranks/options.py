@@ -13,7 +13,7 @@ class PeerOptions:
     """Options for how ranks watch each other and connect to each other; the same on all ranks.
 
     Attributes:
-        peer_timeout_seconds: Seconds after which a host that does not answer counts as lost.
+        peer_timeout_seconds: Seconds within which ranks raise if a host does not answer; at least 2.
         leaders_above: Largest world size in which every rank communicates directly with the coordinator. In larger
             groups, one leader per host does so for its ranks.
         fan_out: Largest number of leaders directly below one leader or the coordinator.

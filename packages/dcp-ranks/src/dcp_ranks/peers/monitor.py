@@ -185,12 +185,13 @@ class Peers:
         near = card.process.host == self._process.host
         return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
 
-    def _connect(self, *, refused: bool = False) -> None:
+    def _connect(self, *, lost: str = "") -> None:
+        """Try the next address; without one, the rank above is lost if `lost` says how."""
         self._above, card = None, self._above_card
         if card is None:
             return
-        if not self._addresses and refused:
-            self._lose(card.rank, f"its connection was closed, and it cannot be reached again: {_GONE}")
+        if not self._addresses and lost:
+            self._lose(card.rank, lost)
             return
         if not self._addresses:
             _log.warning(
@@ -203,7 +204,7 @@ class Peers:
         try:
             made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         except OSError:
-            self._connect(refused=refused)
+            self._connect(lost=lost)
             return
         self._above = link = Link(made, self._options.peer_timeout_seconds)
         made.connect_ex((address, card.port))  # a later send reports an error
@@ -303,10 +304,15 @@ class Peers:
             self._above = None if link is self._above else self._above
         elif link is self._above and self._above_card is not None:
             # The rank may have ended, or closed the connection because of too many guests: try to reach it again.
-            if link.reached and self._called_again < _CALLS_AGAIN:
-                self._called_again += 1
-                self._addresses = self._in_order(self._above_card)
-            self._connect(refused=self._called_again > 0 and not link.reached)
+            lost = f"its connection was closed, and it cannot be reached again: {_GONE}" if self._called_again else ""
+            if link.silent:
+                lost = f"{link.broken}: {_GONE}"
+            elif link.reached:
+                lost = ""
+                if self._called_again < _CALLS_AGAIN:
+                    self._called_again += 1
+                    self._addresses = self._in_order(self._above_card)
+            self._connect(lost=lost)
 
 
 _alive: weakref.WeakSet[Peers] = weakref.WeakSet()

@@ -51,6 +51,8 @@ class Link:
         self._body: bytearray | None = None
         self._filled = 0
         self.reached = False
+        self.silent = False
+        """Whether it broke because the other host did not answer."""
         self.broken: str | None = None
         """Why the connection cannot be used any more, or None."""
         self.rank: int | None = None
@@ -139,6 +141,7 @@ class Link:
 
     def _break(self, error: OSError) -> None:
         self.broken = f"its connection broke: {error.strerror or error}"
+        self.silent = self.reached and not isinstance(error, ConnectionError)
         self._out.clear()
 
 

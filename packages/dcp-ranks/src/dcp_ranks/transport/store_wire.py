@@ -53,8 +53,9 @@ _MARGIN_SECONDS = 1.0
 _EXIT_SECONDS = 1.0
 """For all threads to end at interpreter exit, and for one in `rest`."""
 _SILENT_SECONDS = 10.0
-_PROBES = 4
+_PROBES = 12
 _MOST_SECONDS = 32767  # Linux takes no more for a keep-alive timer
+_UNTIL_TOLD_SECONDS = 2.5  # pauses between two requests, a first retransmission, and what raising takes
 
 _log = library_logger(__name__)
 
@@ -259,15 +260,16 @@ def guard_store(key: str) -> Iterator[None]:
 
 
 def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """End a connection, busy or idle, whose other host does not answer for this long."""
-    wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
-    idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
+    """End a connection, busy or idle, so early that its rank can raise so long after the last answer of its host."""
+    late_seconds = _UNTIL_TOLD_SECONDS + peer_timeout_seconds / 10  # kernel timers are up to an eighth late
+    silent_seconds = max(peer_timeout_seconds / 2, peer_timeout_seconds - late_seconds)
+    probe_seconds = min(max(1, round(peer_timeout_seconds / _PROBES)), _MOST_SECONDS)
     options = {
         "TCP_NODELAY": 1,
-        "TCP_KEEPIDLE": min(idle_seconds, _MOST_SECONDS),
-        "TCP_KEEPINTVL": min(wait_seconds, _MOST_SECONDS),
-        "TCP_KEEPCNT": _PROBES,
-        "TCP_USER_TIMEOUT": round(peer_timeout_seconds * 1000),
+        "TCP_KEEPIDLE": probe_seconds,
+        "TCP_KEEPINTVL": probe_seconds,
+        "TCP_KEEPCNT": max(1, int(silent_seconds / probe_seconds)),
+        "TCP_USER_TIMEOUT": round(silent_seconds * 1000),
     }
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in options.items():
