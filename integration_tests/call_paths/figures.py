@@ -28,7 +28,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "second save, one process: functions": (288, 250),
     "second save, one process: modules": (50, 60),
     "second save, one process: switches": (294, 250),
-    "lines of code": (59_250, 44_000),
+    "lines of code": (59_262, 44_000),
     "words in docstrings": (88_800, 70_000),
     "public names": (313, 250),
     "names between packages": (300, 200),

@@ -163,6 +163,38 @@ def test_a_busy_rank_that_does_not_take_what_is_sent_is_alive(ranks):
         assert ranks.run(4, large_values_to_a_busy_rank) == [32_000_000] * 4
 
 
+def later_operations(how, victim):
+    """Of two operations after the first, in which `victim` was interrupted: first values, and how they travelled."""
+    mine = dist.get_rank() == victim
+    if how == "before it knew the others":
+        with mock.patch.object(Peers, "meet") if mine else contextlib.nullcontext(), placed("relay") as them:
+            them.barrier("begin")
+    else:  # before it had a monitor
+        failing = mock.patch("dcp_ranks.choose_coordinator.shared_peers", side_effect=OSError("interrupted"))
+        with failing if mine else contextlib.nullcontext():
+            assert type(caught(lambda: placed("relay").barrier("begin"))) is CheckpointException
+    found = []
+    for _ in range(3):
+        with placed("relay") as them:
+            value = them.reduce_scatter("x", lambda: them.rank, lambda values: [value * 100 for value in values])
+            found.append((value, type(them._phase) is RelayRound, them.all_gather("y", lambda: them.rank)))
+    return found
+
+
+@pytest.mark.parametrize("how", ["before it knew the others", "before it had a monitor"])
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+def test_the_first_phase_of_a_later_operation_travels_alike_on_all_ranks(ranks, how, victim):
+    ranks.run(1, dist.is_initialized, backend=None)  # a new group
+    found = ranks.run(4, later_operations, how, victim)
+    ranks.run(1, dist.is_initialized, backend=None)
+    for rank, operations in enumerate(found):
+        assert [value for value, _, _ in operations] == [rank * 100] * 3
+        assert [values for _, _, values in operations] == [[0, 1, 2, 3]] * 3
+    relayed = {tuple(relayed for _, relayed, _ in operations) for operations in found}
+    assert relayed in ({(True, True, True)}, {(False, True, True)})
+    assert how == "before it had a monitor" or relayed == {(True, True, True)}
+
+
 def descriptors():
     gc.collect()  # what earlier tests have left may go at any time
     return len(os.listdir("/proc/self/fd"))

@@ -67,22 +67,20 @@ def test_the_other_end_closes(pair):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "probe", "count", "user"),
-    [(1_000_000.0, 32767, 27, 899_997.5), (120.0, 10, 10, 105.5), (10.0, 1, 6, 6.5), (1.0, 1, 1, 0.5)],
+    ("seconds", "probe", "user"), [(1_000_000.0, 32767, 899_997.5), (120.0, 10, 105.5), (10.0, 1, 6.5), (1.0, 1, 0.5)]
 )
-def test_the_kernel_keeps_the_lease(pair, seconds, probe, count, user):
+def test_the_kernel_keeps_the_lease(pair, seconds, probe, user):
     """Linux looks at the user timeout at each probe, up to an eighth late."""
     with socket.socket() as plain:
         link = Link(plain, seconds)
         assert plain.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         asked = [
             plain.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
-            for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
+            for name in ("KEEPIDLE", "KEEPINTVL", "USER_TIMEOUT")
         ]
         link.close()
-    assert asked == [probe, probe, count, user * 1000]
+    assert asked == [probe, probe, user * 1000]
     assert user + probe * 9 / 8 < max(seconds, 2)
-    assert probe * (count + 1) <= max(seconds, 2)
 
 
 def test_mail_is_kept_for_operations_that_run_or_will_run():
@@ -109,7 +107,7 @@ def test_only_little_is_sent_to_a_rank_that_does_not_read():
     assert mail.ready_for_above() == [small]
     mail.keep_for_above(small)
     assert mail.ready_for_above() == []  # many small ones are no better than a large one
-    mail.asked((1, 1))
+    mail.asked.add((1, 1))
     assert mail.ready_for_above() == [large]
     assert mail.take_back((1, 0)) == [small]
 
@@ -126,13 +124,14 @@ def kept(mail: Mail, *numbers: tuple[int, int]) -> list[int]:
 def test_frames_come_before_their_operation_and_not_after_its_end() -> None:
     mail = Mail()
     mail.put(1, mailed(0, 7))
+    mail.put(1, mailed(0, 5))  # left out on this rank
     mail.begin(7)
     mail.put(2, mailed(0, 7))
     assert kept(mail, (0, 7)) == [2]
     mail.end(7)
     mail.put(1, mailed(0, 7))
     mail.put(1, mailed(0, 6))  # left out on this rank
-    assert kept(mail, (0, 7), (0, 6)) == [0, 0]
+    assert kept(mail, (0, 7), (0, 6), (0, 5)) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

@@ -186,7 +186,6 @@ class Peers:
         return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
 
     def _connect(self, *, lost: str = "") -> None:
-        """Try the next address; without one, the rank above is lost if `lost` says how."""
         self._above, card = None, self._above_card
         if card is None:
             return
@@ -284,14 +283,15 @@ class Peers:
         self._shut_doors_if_all_came()
         self._send(link, Frame(_WELCOME, 0, 0, self._rank, welcome))
 
-    def _send(self, link: Link, frame: Frame) -> None:
-        link.send(frame)
+    def _send(self, link: Link, *frames: Frame) -> None:
+        link.send(*frames)
         self._settle(link)
 
     def _settle(self, link: Link) -> None:
         if link.broken is not None:
             self._drop(link)
-        elif link.fileno() in self._held.links:
+        elif link.sending != link.waits_to_send and link.fileno() in self._held.links:
+            link.waits_to_send = link.sending
             self._held.poller.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.sending else 0))
 
     def _drop(self, link: Link) -> None:
@@ -304,15 +304,11 @@ class Peers:
             self._above = None if link is self._above else self._above
         elif link is self._above and self._above_card is not None:
             # The rank may have ended, or closed the connection because of too many guests: try to reach it again.
-            lost = f"its connection was closed, and it cannot be reached again: {_GONE}" if self._called_again else ""
-            if link.silent:
-                lost = f"{link.broken}: {_GONE}"
-            elif link.reached:
-                lost = ""
-                if self._called_again < _CALLS_AGAIN:
-                    self._called_again += 1
-                    self._addresses = self._in_order(self._above_card)
-            self._connect(lost=lost)
+            if link.reached and not link.silent and self._called_again < _CALLS_AGAIN:
+                self._called_again += 1
+                self._addresses = self._in_order(self._above_card)
+            lost = link.silent or (self._called_again > 0 and not link.reached)
+            self._connect(lost=f"{link.broken}: {_GONE}" if lost else "")
 
 
 _alive: weakref.WeakSet[Peers] = weakref.WeakSet()

@@ -2,7 +2,7 @@
 
 Keys under `dcp/peers/<sequence>/`, never deleted: `token` (the job's secret), `root` (the coordinator's card),
 `host/<host>` (number of a host's cards), `hosts` (number of hosts), `host/<host>/<n>` (its cards), `hosts/<n>` (cards
-of leaders), `name/<rank>` (name of a rank's host).
+of leaders), `name/<rank>` (name of a rank's host), `first/<series>` (first operation).
 
 Source: Linux `pidfd_open(2)`, `proc_pid_stat(5)` (starttime), `random(4)` (boot_id), `pid_namespaces(7)`.
 """

@@ -10,9 +10,8 @@ from __future__ import annotations
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from dcp_ranks.interrupts import interrupts_deferred
@@ -43,6 +42,8 @@ class Relays(Peers):
 
     def __init__(self, *args: Any, options: PeerOptions, **more: Any) -> None:
         self._mail = Mail()
+        self._begun: dict[int, int] = {}
+        self._first: dict[int, int] = {}
         super().__init__(*args, options=options, fan_out=options.fan_out, **more)
 
     @property
@@ -56,14 +57,8 @@ class Relays(Peers):
         return -1 if self._above_card is None else self._above_card.rank
 
     @property
-    def cut_off(self) -> bool:
-        """Whether a connection to the rank above is missing."""
-        above = self._above_card
-        return above is not None and self._above is None and above.rank not in self.lost
-
-    @property
     def above_closed(self) -> bool:
-        """Whether the connection to the rank above is closed, and its frames are all received."""
+        """Whether no connection leads above; its frames are all received."""
         return self._above is None
 
     @property
@@ -75,12 +70,15 @@ class Relays(Peers):
         """Wait for events, at most `seconds`, and handle them; not in a sleep, which a frame would not end."""
         super().pause(seconds and max(seconds, SLEEP_BELOW_SECONDS), store)
 
-    def begin(self, series: int, sequence: int) -> int:
-        """Keep an operation's frames until `end`; return its number."""
+    def begin(self, store: KeyValueStore, series: int, sequence: int) -> tuple[int, int]:
+        """Keep an operation's frames until `end`; return its number, and all ranks' first phase over connections."""
+        begun = self._begun.setdefault(series, sequence)
+        if sequence > 1 and series not in self._first:
+            self._first[series] = int(self._wire(store).claim(f"first/{series}", str(begun)))
         operation = series_number(series, sequence)
         with interrupts_deferred(self._lock):
             self._mail.begin(operation)
-        return operation
+        return operation, int(sequence <= self._first.get(series, 1))
 
     def end(self, operation: int) -> None:
         """Discard an operation's remaining frames."""
@@ -99,10 +97,11 @@ class Relays(Peers):
         with interrupts_deferred(self._lock):
             return self._mail.take(key)
 
-    def send_up(self, frame: Frame) -> None:
-        """Send a frame to the rank above, once it is connected and ready."""
+    def send_up(self, frames: Iterable[Frame]) -> None:
+        """Send frames to the rank above, once it is connected and ready."""
         with interrupts_deferred(self._lock):
-            self._mail.keep_for_above(frame)
+            for frame in frames:
+                self._mail.keep_for_above(frame)
             self._send_waiting()
 
     def take_back(self, key: Key) -> list[Frame]:
@@ -118,8 +117,7 @@ class Relays(Peers):
 
     def _send_waiting(self) -> None:
         if self._above is not None and self._above.rank is not None:
-            for frame in self._mail.ready_for_above():
-                self._send(self._above, frame)
+            self._send(self._above, *self._mail.ready_for_above())
 
     def _calls(self, above: Card, seen: Container[int]) -> bool:
         del above, seen
@@ -137,7 +135,7 @@ class Relays(Peers):
         if link.rank is None:
             super()._sort(link, frame)
         elif frame.kind == _READING:
-            self._mail.asked((frame.sequence, frame.step))
+            self._mail.asked.add((frame.sequence, frame.step))
             self._send_waiting()
         else:
             self._mail.put(link.rank, frame)
@@ -162,7 +160,7 @@ class RelayRound(StoreRound):
         super().__init__(wire, number, seat, peers, peers_store)
         self._links = peers
         self._key = (operation, number)
-        self._counter = f"{self._at}strays"
+        self._counter, self._here = f"{self._at}strays", f"{self._at}here/"
         self.shared.append(self._counter)
         self._told: dict[int, Outcome] = {}
         self._via: dict[int, int | None] = {}
@@ -171,33 +169,26 @@ class RelayRound(StoreRound):
         self._came: tuple[Verdict, Answers] | None = None
         self._decided: Verdict | None = None
         self._decided_at = 0.0
-        looks = seat.world_size / _POLLS_PER_SECOND
-        self._look_seconds = min(max(looks, _LEAST_POLL_SECONDS), _MOST_POLL_SECONDS)
+        self._look_seconds = min(max(seat.world_size / _POLLS_PER_SECOND, _LEAST_POLL_SECONDS), _MOST_POLL_SECONDS)
         self._next_look = self._started + self._look_seconds
         self._here_at: float | None = self._started + min(_HERE_AFTER_SECONDS, seat.timeout_seconds / 8)
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
         """See `StoreRound.run`."""
         self._links.read(self._key)
-        self._told[self._seat.rank] = outcome
+        self._tell(self._seat.rank, outcome)
         self._waiting.phase = outcome.label.partition(" ")[2]
         if self._leads:
             verdict, answers = self._gather(conclude)
         else:
-            self._send_up(self._seat.rank, encode(outcome))
+            self._links.send_up([Frame(_UP, *self._key, self._seat.rank, encode(outcome))])
             verdict, answers = self._await(outcome)
         self._hand_down(verdict, answers)
         self._wire.delete(self._own_keys)
         return verdict, answers.get(self._seat.rank)
 
     def _gather(self, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, Answers]:
-        failed, seen = False, 0
         while len(self._told) < self._seat.world_size and not self._links.lost and not self._waiting.over():
-            new = islice(reversed(self._told.values()), len(self._told) - seen)
-            if not failed and any(outcome.failure for outcome in new):
-                failed = True
-                self._waiting.limit(time.monotonic() - self._started + GRACE_SECONDS)
-            seen = len(self._told)
             ended = self._turn(self._waiting.due)
             if ended is not None:
                 return ended, {}
@@ -226,7 +217,7 @@ class RelayRound(StoreRound):
         while True:
             ended = self._turn(self._waiting.due if self._decided is None else self._decided_at + _HAND_DOWN_SECONDS)
             if self._came is not None:
-                return self._came
+                return self._completed(*self._came)
             if ended is None and self._decided is None and (self._links.lost or self._waiting.over()):
                 ended = self._note(self._declare(self._partial(self._known())))
             if ended is not None:
@@ -238,43 +229,51 @@ class RelayRound(StoreRound):
 
     def _without_above(self, decided: Verdict) -> tuple[Verdict, Answers] | None:
         above = self._links.above_rank
-        if self._links.cut_off and self._strayed:
-            if not decided.scattered:
-                return decided, {}
-            return decided, {rank: self._fetch(rank) for rank in self._strayed}
+        if self._seat.rank in self._strayed:
+            return self._completed(decided, {})
         if above in self._links.lost and self._links.above_closed:
             self._turn(time.monotonic())  # another thread may have received the answer, and then noticed the loss
             if self._came is not None:
-                return self._came
+                return self._completed(*self._came)
             return Verdict(lost=((above, self._links.lost[above]),)), {}
         if time.monotonic() >= self._decided_at + _HAND_DOWN_SECONDS:
             return Verdict(missing=(above,), waited_seconds=time.monotonic() - self._started), {}
         return None
 
+    def _completed(self, verdict: Verdict, answers: Answers) -> tuple[Verdict, Answers]:
+        strayed = self._strayed if verdict.scattered else []
+        return verdict, {**answers, **{rank: self._fetch(rank) for rank in strayed if rank not in answers}}
+
     def _turn(self, end: float) -> Verdict | None:
         self._links.pause(max(0.0, min(end, self._next_look) - time.monotonic()))
-        for below, frame in self._links.take(self._key):
+        taken = self._links.take(self._key)
+        for below, frame in taken:
             if frame.kind == _DOWN:
                 verdict, answers, self.shared = decode(frame.body)
                 self._came = verdict, answers
             elif frame.kind == _UP:
                 self._via[frame.rank] = below
                 if self._leads:
-                    self._told[frame.rank] = decode(frame.body)
-                else:
-                    self._send_up(frame.rank, frame.body)
+                    self._tell(frame.rank, decode(frame.body))
+        if taken and not self._leads:
+            self._links.send_up(frame for _, frame in taken if frame.kind == _UP)
         return self._look() if time.monotonic() >= self._next_look and self._came is None else None
+
+    def _tell(self, rank: int, outcome: Outcome) -> None:
+        self._told[rank] = outcome
+        if self._leads and outcome.failure is not None:
+            self._waiting.limit(time.monotonic() - self._started + GRACE_SECONDS)
 
     def _look(self) -> Verdict | None:
         now = time.monotonic()
         self._next_look = now + self._look_seconds
         if self._here_at is not None and now >= self._here_at:
             self._here_at = None
-            self._own_keys += self._wire.put(self._here(self._seat.rank), b"")
+            self._own_keys += self._wire.put(f"{self._here}{self._seat.rank}", b"")
             self._place = self._wire.add(self._arrived)
         if self._leads:
             self._collect_strays()
-        elif self._links.cut_off:
+        elif self._links.above_closed:
             self._stray()
         decided = self._wire.has(self._verdict)  # asked to the end: it tells whether the store still answers
         return self._note(self._read()) if decided and self._decided is None else None
@@ -286,9 +285,6 @@ class RelayRound(StoreRound):
             self._decided, self._decided_at = verdict, time.monotonic()
         return None
 
-    def _send_up(self, rank: int, body: bytes | bytearray) -> None:
-        self._links.send_up(Frame(_UP, *self._key, rank, body))
-
     def _stray(self) -> None:
         for frame in self._links.take_back(self._key):
             number = self._wire.add(self._counter)
@@ -299,17 +295,14 @@ class RelayRound(StoreRound):
         while self._wire.has(key := f"{self._at}stray/{sum(via is None for via in self._via.values()) + 1}"):
             data, _ = self._wire.get(key)
             rank, body = decode(data)
-            self._told[rank] = decode(body)
+            self._tell(rank, decode(body))
             self._via[rank] = None
 
     def _count(self) -> int:
         return max(len(self._told), super()._count())
 
     def _is_here(self, rank: int) -> bool:
-        return rank in self._told or self._wire.has(self._here(rank))
-
-    def _here(self, rank: int) -> str:
-        return f"{self._at}here/{rank}"
+        return rank in self._told or self._wire.has(f"{self._here}{rank}")
 
     def _known(self) -> list[Outcome | None]:
         return [self._told.get(rank) for rank in range(self._seat.world_size)]
@@ -323,7 +316,7 @@ class RelayRound(StoreRound):
         return replace(verdict, missing=missing, unheard=unheard)
 
     def _away(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(rank for rank in ranks if not self._wire.has(self._here(rank)))
+        return tuple(rank for rank in ranks if not self._wire.has(f"{self._here}{rank}"))
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
         """Do as `StoreRound`; large answers over connections stay out of the store."""
@@ -341,9 +334,8 @@ class RelayRound(StoreRound):
             through[via].append(rank)
         same = b"" if answers else encode((verdict, {}, self.shared))
         for below in self._links.below:
-            body = same
-            if answers:
-                body = encode((verdict, {rank: answers[rank] for rank in through[below]}, self.shared))
+            parts = {rank: answers[rank] for rank in through[below]} if answers else {}
+            body = encode((verdict, parts, self.shared)) if answers else same
             self._links.send_down(below, Frame(_DOWN, *self._key, self._seat.rank, body))
         end = time.monotonic() + _HAND_DOWN_SECONDS
         while self._links.sending_down and time.monotonic() < end:

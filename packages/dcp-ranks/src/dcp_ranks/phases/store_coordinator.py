@@ -72,7 +72,9 @@ class StoreCoordinator(PhasedCoordinator):
         self._peers = peers
         self._peers_store = store if peers_store is None else peers_store
         self._relays = peers if isinstance(peers, Relays) else None
-        self._operation = 0 if self._relays is None else self._relays.begin(series, self.sequence)
+        self._operation, self._first_relayed = 0, 1
+        if self._relays is not None:
+            self._operation, self._first_relayed = self._relays.begin(self._peers_store, series, self.sequence)
         self._hosts_store = hosts_store
         self._release = release
         # Until the next phase is complete, some rank may still have to read the verdict of the one before.
@@ -150,8 +152,8 @@ class StoreCoordinator(PhasedCoordinator):
             self._lost = True
 
     def _round(self, number: int) -> StoreRound:
-        """The first phase uses the store, so that all ranks have left their cards."""
-        if self._relays is not None and number > 0:
+        """A series begins at the store, where all leave their cards."""
+        if self._relays is not None and number >= self._first_relayed:
             return RelayRound(self._wire, number, self._seat, self._relays, self._peers_store, self._operation)
         return StoreRound(self._wire, number, self._seat, self._peers, self._peers_store)
 

@@ -77,7 +77,7 @@ class Waiting:
 
     def limit(self, seconds: float) -> None:
         """Wait at most for `seconds` from the start, whoever arrives."""
-        self.half, self.timeout_seconds = True, seconds
+        self.half, self.timeout_seconds = True, min(seconds, self.timeout_seconds)
         self.due = min(self.due, self.started + seconds)
 
 

@@ -3,7 +3,7 @@
 The kernel answers keepalive probes for a busy process, so no thread sends heartbeats. The process group and each
 asynchronous saver number their operations separately, as one series each.
 
-Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
+Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import struct
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from dcp_ranks.transport.store_wire import keep_lease
 
@@ -23,6 +24,7 @@ _HEAD = struct.Struct("<BQIIQ")
 _MAX_BODY_BYTES = 1 << 40
 _MAX_STRANGE_BYTES = 256
 _READ_BYTES = 8 << 20  # per turn of one link, so that other links do not wait
+_VIEWS_AT_ONCE = 64
 _SERIES_BITS = 32
 
 # This size fits into a connection's buffers. Larger frames are sent only to a rank that is reading, because the kernel
@@ -50,9 +52,9 @@ class Link:
         self._head = bytearray()
         self._body: bytearray | None = None
         self._filled = 0
+        self.waits_to_send = False
         self.reached = False
-        self.silent = False
-        """Whether it broke because the other host did not answer."""
+        self.silent = False  # broken because the other host did not answer
         self.broken: str | None = None
         """Why the connection cannot be used any more, or None."""
         self.rank: int | None = None
@@ -69,27 +71,28 @@ class Link:
         """Whether frames are still being sent."""
         return bool(self._out)
 
-    def send(self, frame: Frame) -> None:
+    def send(self, *frames: Frame) -> None:
         """Send what the connection takes; queue the rest for `flush`."""
-        self._out.append(memoryview(_HEAD.pack(frame.kind, frame.sequence, frame.step, frame.rank, len(frame.body))))
-        self._out.append(memoryview(frame.body))
+        for frame in frames:
+            head = _HEAD.pack(frame.kind, frame.sequence, frame.step, frame.rank, len(frame.body))
+            self._out += [memoryview(head), memoryview(frame.body)]
         self.flush()
 
     def flush(self) -> None:
         """Send what the connection takes of the queue."""
         while self._out and self.broken is None:
             try:
-                sent = self._socket.send(self._out[0])
+                sent = self._socket.sendmsg([*islice(self._out, _VIEWS_AT_ONCE)])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 self._break(error)
                 return
             self.reached = True
-            if sent < len(self._out[0]):
+            while self._out and sent >= len(self._out[0]):
+                sent -= len(self._out.popleft())
+            if sent:
                 self._out[0] = self._out[0][sent:]
-            else:
-                self._out.popleft()
 
     def receive(self) -> Iterator[Frame]:
         """Yield complete frames; set `broken` if the other rank has closed the connection."""
@@ -157,7 +160,8 @@ class Mail:
         self._inbox: defaultdict[Key, list[tuple[int, Frame]]] = defaultdict(list)
         self._outbox: dict[Key, list[Frame]] = {}
         self._unasked_bytes: defaultdict[Key, int] = defaultdict(int)
-        self._asked: set[Key] = set()
+        self.asked: set[Key] = set()
+        """Phases whose large frames the rank above is ready to receive."""
         self._operations: set[int] = set()
         self._newest: defaultdict[int, int] = defaultdict(int)
         """Series → newest operation."""
@@ -171,18 +175,21 @@ class Mail:
         self._newest[series] = max(self._newest[series], sequence)
 
     def end(self, sequence: int) -> None:
-        """Discard an operation's frames."""
+        """Discard an operation's frames, and those of skipped ones."""
         self._operations.discard(sequence)
         for kept in (self._inbox, self._outbox, self._unasked_bytes):
-            for key in [key for key in kept if key[0] == sequence]:
+            for key in [key for key in kept if self._is_over(key[0])]:
                 kept.pop(key)
-        self._asked = {key for key in self._asked if key[0] != sequence}
+        self.asked = {key for key in self.asked if key[0] != sequence}
         self.reading = {key for key in self.reading if key[0] != sequence}
 
     def put(self, sender: int, frame: Frame) -> None:
         """Keep a received frame, unless its operation has ended."""
-        if frame.sequence in self._operations or frame.sequence > self._newest[frame.sequence >> _SERIES_BITS]:
+        if not self._is_over(frame.sequence):
             self._inbox[frame.sequence, frame.step].append((sender, frame))
+
+    def _is_over(self, sequence: int) -> bool:
+        return sequence not in self._operations and sequence <= self._newest[sequence >> _SERIES_BITS]
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
         """Remove and return a phase's received frames, as (sending rank, frame)."""
@@ -196,15 +203,11 @@ class Mail:
         """Remove and return a phase's unsent frames."""
         return self._outbox.pop(key, [])
 
-    def asked(self, key: Key) -> None:
-        """Note that the rank above is ready for this phase's large frames."""
-        self._asked.add(key)
-
     def ready_for_above(self) -> list[Frame]:
         """Remove and return frames that may be sent now: small ones, and phases that the rank above asked for."""
         ready: list[Frame] = []
         for key, frames in list(self._outbox.items()):
-            if key not in self._asked:
+            if key not in self.asked:
                 self._unasked_bytes[key] += sum(len(frame.body) for frame in frames)
                 if self._unasked_bytes[key] > _UNASKED_BYTES:
                     continue

@@ -260,15 +260,14 @@ def guard_store(key: str) -> Iterator[None]:
 
 
 def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """End a connection, busy or idle, so early that its rank can raise so long after the last answer of its host."""
-    late_seconds = _UNTIL_TOLD_SECONDS + peer_timeout_seconds / 10  # kernel timers are up to an eighth late
-    silent_seconds = max(peer_timeout_seconds / 2, peer_timeout_seconds - late_seconds)
+    """End a connection to a silent host, busy or idle, so that its rank raises within this time."""
+    # The kernel's timers are up to an eighth late.
+    silent_seconds = max(0.5 * peer_timeout_seconds, 0.9 * peer_timeout_seconds - _UNTIL_TOLD_SECONDS)
     probe_seconds = min(max(1, round(peer_timeout_seconds / _PROBES)), _MOST_SECONDS)
     options = {
         "TCP_NODELAY": 1,
         "TCP_KEEPIDLE": probe_seconds,
         "TCP_KEEPINTVL": probe_seconds,
-        "TCP_KEEPCNT": max(1, int(silent_seconds / probe_seconds)),
         "TCP_USER_TIMEOUT": round(silent_seconds * 1000),
     }
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -240,6 +240,8 @@ class VirtualRelays(VirtualPeers, Relays):
     def __init__(self, network: Network, rank: int) -> None:
         super().__init__(network, rank)
         self._mail, self._lock = Mail(), threading.RLock()
+        self._begun, self._first = {}, {}
+        self._prefix, self._world_size = "dcp/peers/0/", network.world_size
         self.arrived: list[tuple[int, Frame]] = []
         above = network.above(rank)
         self._above_card = None if above is None else Card(above, ProcessIdentity("", 0, 0))
@@ -261,5 +263,6 @@ class VirtualRelays(VirtualPeers, Relays):
             if link is not None:
                 self._sort(link, frame)
 
-    def _send(self, link: Any, frame: Frame) -> None:
-        link.send(frame)
+    def _send(self, link: Any, *frames: Frame) -> None:
+        for frame in frames:
+            link.send(frame)
