@@ -14,7 +14,7 @@ import dcp_all as dcp
 from dcp_core.records.metadata import TensorProperties
 from dcp_core.shards.shards import LocalShard, LocalTensor
 from dcp_io import engine
-from dcp_manifest.file import manifest_write
+from dcp_manifest.file import manifest_near, manifest_write
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.exchange.counting import CountingReader, blank, same, whole
 from integration_tests.kits.coordinators import caught
@@ -105,8 +105,8 @@ def rows(start: int, stop: int) -> LocalTensor:
 
 def load_rows(folder: str, cooperative: bool) -> tuple[bool, int, bool]:
     rank, reader = dist.get_rank(), dcp.FileSystemReader(folder)
-    template: dict[str, Any] = {"model": rows(rank * 64 - 3 * (rank > 0), rank * 64 + 64), "rest": {}}
-    with mock.patch.object(engine, "IN_PARTS_ABOVE_BYTES", 0):
+    template: dict[str, Any] = {"model": rows(rank * 64 - 3 * (rank > 0), rank * 64 + 64), "rest": {"lr": 0.0}}
+    with mock.patch.object(engine, "IN_PARTS_ABOVE_BYTES", 0), mock.patch.object(manifest_near, "_CHUNKS_PER_LEVEL", 0):
         dcp.load(template, storage_reader=reader, cooperative=cooperative)
     stored = reader.read_metadata().state_dict_metadata["model"]
     kept = reader._metadata.state_dict_metadata["model"]

@@ -198,7 +198,7 @@ class _Load:
     values: dict[str, Any] = field(default_factory=dict)
     metadata: Metadata | None = None
     plan: LoadPlan = field(init=False)
-    boxes: Callable[[], Mapping[str, Any]] | None = None
+    boxes: Callable[[], Mapping[str, Any] | None] | None = None
     """Of this rank's shards; None if the planner may look at others."""
     rank_values: RankValues | None = None
     exchanges: bool = True
@@ -258,8 +258,8 @@ class _Load:
         self.template = with_states(self.state_dict)
         self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
         if type(self.planner) is DefaultLoadPlanner:
-            flat, keys = not self.planner.flatten_state_dict, self.planner.key_map
-            self.boxes = partial(boxes_of, self.template, keys, flat=flat)
+            is_flat, keys = not self.planner.flatten_state_dict, self.planner.key_map
+            self.boxes = partial(boxes_of, self.template, keys, is_flat=is_flat)
         methods = (self.planner.create_global_plan, self.reader.prepare_global_plan)
         changes = [method for method in methods if getattr(method, "__func__", None) not in _IDENTITIES]
         return bool(changes), self.cooperation.offer(self.reader, self.coordinator.world_size)
@@ -271,10 +271,12 @@ class _Load:
             shared, is_part = reader.use_index(index), index.is_part
         try:
             return self.plan_by(shared or read_metadata(reader, rank))
-        except (LoadMismatchError, CorruptCheckpointError):
-            if not is_part:
+        except (LoadMismatchError, CorruptCheckpointError) as error:
+            kinds = {problem.kind for problem in error.problems} if isinstance(error, LoadMismatchError) else {"hole"}
+            if not (is_part and "hole" in kinds and isinstance(self.planner, DefaultLoadPlanner)):
                 raise
-        # The planner looked at values that the template does not name, such as those of an empty dict.
+            # The planner looked at other chunks, as for names of an old PyTorch. It makes no tensor from meta again.
+            self.planner._initialise([*self.planner.state_dict])  # noqa: SLF001 - of this package
         return self.plan_by(read_metadata(reader, rank))
 
     def plan_by(self, metadata: Metadata) -> tuple[LoadPlan | None, str | None]:

@@ -21,7 +21,7 @@ from dcp_io.workers import MAX_INFLIGHT_BYTES
 from dcp_io.writing.write_engine import assign_to_threads, by_part, write_items
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.file.manifest_read import read_index
-from dcp_manifest.folders.folder import Entry
+from dcp_manifest.folders.folder import METADATA_NAME, Entry
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.types import Buffer
@@ -174,7 +174,7 @@ class StoreBackend:
         if save is not None:
             save.abort()
 
-    def read_index(self, boxes: Callable[[], Mapping[str, Any]] | None = None) -> CheckpointIndex:
+    def read_index(self, boxes: Callable[[], Mapping[str, Any] | None] | None = None) -> CheckpointIndex:
         """Return the index of the newest complete checkpoint.
 
         A large index may lack chunks that none of the `boxes` overlaps.
@@ -258,8 +258,8 @@ class StoreBackend:
         return self._save
 
 
-def _read_near(store: Store, boxes: Callable[[], Mapping[str, Any]], entry: Entry) -> CheckpointIndex:
-    if entry.bytes > IN_PARTS_ABOVE_BYTES:
+def _read_near(store: Store, boxes: Callable[[], Mapping[str, Any] | None], entry: Entry) -> CheckpointIndex:
+    if entry.name == METADATA_NAME and entry.bytes > IN_PARTS_ABOVE_BYTES:
         from dcp_manifest.file.manifest_near import read_near  # noqa: PLC0415 - only of large indexes
 
         # A file that is damaged, or was replaced meanwhile, is read whole.

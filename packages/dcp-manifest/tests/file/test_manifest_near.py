@@ -32,6 +32,7 @@ def small_indexes_have_levels(monkeypatch):
     for module in (blob, manifest_near):
         monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(manifest_near, "_FIRST_BYTES", 256)
+    monkeypatch.setattr(manifest_near, "_CHUNKS_PER_LEVEL", 0)
 
 
 def cut_by_rows(ranks, rows, columns):

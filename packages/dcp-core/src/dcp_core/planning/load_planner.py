@@ -134,7 +134,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         """See `LoadPlanner`."""
-        self.initialised = []
+        self._made, self.initialised = [], []
         materialise_meta(state_dict, made=self._made)
         self.original_state_dict = state_dict
         self.metadata = metadata
@@ -144,8 +144,6 @@ class DefaultLoadPlanner(LoadPlanner):
             self._take(flatten(state_dict))
         else:
             self.state_dict = state_dict
-        held = {id(value) for value in self.state_dict.values()} if self._made else ()
-        self._made = [tensor for tensor in self._made if id(tensor) in held]  # an earlier attempt may have made some
 
     def _take(self, flat: FlatState) -> None:
         self.state_dict, self.mappings, self._keys, self._empty = flat.values, flat.paths, flat.keys, flat.empty

@@ -30,7 +30,7 @@ from dcp_core.records.metadata import (
 )
 from dcp_core.records.protocols import LoadItemType, ReadItem
 from dcp_core.shards.shards import LocalTensor, local_tensor
-from dcp_core.state_dict.flatten import KeyMap, flatten
+from dcp_core.state_dict.flatten import FlatState, KeyMap, flatten
 from dcp_core.tables.metadata_columns import StateRecords, records_of
 from dcp_core.tables.value_table import ReadColumns
 from dcp_core.tensors.kinds import is_dtensor, is_lossless_cast, is_quantized_dtype, is_wrapper
@@ -71,12 +71,20 @@ class LoadRules:
     keys: KeyMap = field(default_factory=KeyMap)
 
 
-def boxes_of(template: dict[str, Any], keys: KeyMap, *, flat: bool) -> dict[str, list[tuple[torch.Size, torch.Size]]]:
-    """Return the boxes (offsets and sizes) that this rank loads, by the tensors' names in the checkpoint."""
+def boxes_of(
+    template: dict[str, Any], keys: KeyMap, *, is_flat: bool
+) -> dict[str, list[tuple[torch.Size, torch.Size]]] | None:
+    """Return the boxes (offsets and sizes) that this rank loads, by the tensors' names in the checkpoint.
+
+    None if the template has an empty dict or list, which gets everything that the checkpoint has below it.
+    """
     boxes: dict[str, list[tuple[torch.Size, torch.Size]]] = {}
-    for fqn, value in (template if flat else flatten(template).values).items():
+    found = FlatState(template) if is_flat else flatten(template)
+    if found.empty or any(type(value) is list and not value for value in found.values.values()):
+        return None
+    for fqn, value in found.values.items():
         try:
-            held = local_tensor(fqn, value)
+            held = local_tensor(fqn, value, allow_meta=True)
         except UnsupportedValueError:
             continue
         if held is not None and not is_quantized_dtype(held.dtype):

@@ -84,7 +84,7 @@ class Cooperation:
             _log.warning("cooperative=True: each rank still reads for itself: %s", self.reason)
 
     def share_metadata(
-        self, coordinator: Coordinator, reader: StorageReader, boxes: Callable[[], Mapping[str, Any]] | None
+        self, coordinator: Coordinator, reader: StorageReader, boxes: Callable[[], Mapping[str, Any] | None] | None
     ) -> Metadata | None:
         """Return metadata from the index that the coordinator reads, if `shares_index`; None if each rank reads a part.
 

@@ -134,10 +134,13 @@ class ByteStorageReader(ByteStorage, StorageReader):
         self._reopen()
         return self._backend.read_index()
 
-    def read_part(self, boxes: Callable[[], Mapping[str, Any]] | None) -> CheckpointIndex:
+    def read_part(self, boxes: Callable[[], Mapping[str, Any] | None] | None) -> CheckpointIndex:
         """As `read_index`; a large index may lack chunks that no box overlaps."""
-        if type(self).read_index is not ByteStorageReader.read_index:
-            return self.read_index()
+        kind, own = type(self), ByteStorageReader
+        mine = (kind.read_index, kind.set_up_storage_reader, kind.prepare_local_plan, kind.read_data)
+        theirs = (own.read_index, own.set_up_storage_reader, own.prepare_local_plan, own.read_data)
+        if boxes is None or mine != theirs or type(self._backend).read_index is not StoreBackend.read_index:
+            return self.read_index()  # a subclass may look at other chunks
         self._reopen()
         return self._backend.read_index(boxes)
 

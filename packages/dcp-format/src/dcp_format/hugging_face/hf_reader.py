@@ -101,7 +101,7 @@ class SafetensorsBackend(StoreBackend):
 
     def read_index(self, boxes: object = None) -> CheckpointIndex:
         """Read the headers of the files as an index."""
-        del boxes  # all chunks are in the headers
+        del boxes
         # A template takes every name's own bytes: nothing is gained from knowing which of them are the same.
         return open_safetensors(self._place, ties=False).index
 

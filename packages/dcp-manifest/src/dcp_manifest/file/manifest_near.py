@@ -28,7 +28,9 @@ Fetch = Callable[[int, int], bytes]
 """Returns the bytes of a file from an offset on: so many, or fewer at its end."""
 _FIRST_BYTES = 64 * 1024
 # Two ranges of the file with a smaller gap are read as one.
-_GAP_BLOCKS = 4
+_GAP_BLOCKS = 16
+# Chunks of the index per wanted level, below which it is faster to read all of it.
+_CHUNKS_PER_LEVEL = 400
 _MAX_CUTS = 4_000_000
 _ORDERED = ("chunk.crc32", "chunk.running")
 _CONSTANTS = {"chunk.framing": 0, "chunk.chain": 0, "chunk.checked": 1}
@@ -36,7 +38,7 @@ _OF_CHUNKS = {column.name for column in ITEMS_OF["chunk"]}
 _NO_END = MAX_POSITION
 
 
-def read_near(fetch: Fetch, size: int, boxes: Callable[[], Boxes], *, file: str) -> CheckpointIndex | None:
+def read_near(fetch: Fetch, size: int, boxes: Callable[[], Boxes | None], *, file: str) -> CheckpointIndex | None:
     """Read an index file's entries, and the chunks that overlap `boxes`; None if it must be read whole.
 
     A tensor in few chunks keeps all of them, others at least those that overlap. Raises errors of `read_index`.
@@ -89,6 +91,8 @@ class _BlobInParts(Blob):
     def _read_small(self) -> Iterator[tuple[str, bytes]]:
         """Yield the columns that are not in the order of levels; neighbours are read together."""
         columns = self.header.columns
+        if sum(stop - start for start, stop in self.header.extents.values()) > self.header.data_bytes:
+            raise self._damage("its columns overlap", 0)
         by_place = sorted(columns, key=lambda name: columns[name].start)
         for is_large, group in itertools.groupby(by_place, lambda name: name in (*_ORDERED, BLOCK_CRCS)):
             names = [] if is_large else [*group]
@@ -116,6 +120,8 @@ class _BlobInParts(Blob):
         found = np.empty(len(places), np.uint32)
         if not len(places):
             return found
+        if int(places.min()) < 0 or int(places.max()) >= column.count:
+            raise ValueError(f"the column {name} has no place {places.max()}")
         blocks = distinct(places * width // BLOCK_BYTES)
         apart = np.flatnonzero(np.diff(blocks) > _GAP_BLOCKS) + 1
         for group in np.split(blocks, apart):
@@ -132,7 +138,7 @@ class _NearReader(ManifestReader):
 
     blob: _BlobInParts
 
-    def __init__(self, blob: _BlobInParts, boxes: Callable[[], Boxes]) -> None:
+    def __init__(self, blob: _BlobInParts, boxes: Callable[[], Boxes | None]) -> None:
         super().__init__(blob)
         for name, wanted in _CONSTANTS.items():
             if self.columns[name].count != 1 or int(blob.read(name)[0]) != wanted:
@@ -147,7 +153,14 @@ class _NearReader(ManifestReader):
         deep = [index.tensor_ndim > dim for dim in range(int(index.tensor_ndim.max(initial=0)))]
         self.dim_starts = [starts(np.where(each, self.chunks, 0)) for each in deep]
         self.cuts = [self._cuts(name) for name in ("offset", "size")]
-        self.tensors, self.rows = self._overlapping(self.boxes())
+        boxes = self.boxes()
+        if boxes is None:
+            raise _only_whole()
+        aliases = zip(index.alias_names, index.alias_targets.tolist(), strict=True)
+        tied = {name: [*boxes.get(name, ())] for name in index.tensor_names}
+        for alias, target in aliases:
+            tied[index.tensor_names[target]] += boxes.get(alias, ())
+        self.tensors, self.rows = self._overlapping(tied)
         self.crcs, self.running = self._places()
         index.tensor_chunks = np.bincount(self.tensors, minlength=len(self.chunks)).astype(np.int64)
         index.is_part = True
@@ -157,10 +170,10 @@ class _NearReader(ManifestReader):
         if name != "chunk.running":
             return super()._ragged(name, counts)
         stored = np.maximum(derived_bytes(self.index, self.column("dtype.item_bytes")), 0)
-        counts, most = border_counts(stored.astype(np.uint64)), self.columns[name].count
-        if int(counts.max(initial=0)) > most or int(counts.sum()) > most:
+        borders, most = border_counts(stored.astype(np.uint64)), self.columns[name].count
+        if int(borders.max(initial=0)) > most or int(borders.sum()) > most:
             raise ValueError("the chunks have more running CRCs than are stored")
-        return self.blob.pick(name, ranges(self.running, self.running + counts))
+        return self.blob.pick(name, ranges(self.running, self.running + borders))
 
     def _numbers(self, name: str, dtype: type[N], total: int) -> npt.NDArray[N]:
         if name not in _OF_CHUNKS:
@@ -234,8 +247,13 @@ class _NearReader(ManifestReader):
     def _places(self) -> tuple[I64, I64]:
         """Return where the wanted chunks' CRCs are, and where their running CRCs begin."""
         item_bytes = self.column("dtype.item_bytes")[self.index.tensor_dtype]
-        crcs, running = level_starts(self.chunks), starts(self.column("level.running"))
+        borders, most = self.column("level.running"), self.columns["chunk.running"].count
+        if int(borders.max(initial=0)) > most or int(borders.sum()) != most:
+            raise ValueError(f"the levels do not have {most} running CRCs")
+        crcs, running = level_starts(self.chunks), starts(borders)
         levels = self.rows - self.chunk_starts[self.tensors]
+        if len(distinct(levels)) * _CHUNKS_PER_LEVEL > self.chunk_starts[-1]:
+            raise _only_whole()
         of_crcs, of_running = crcs[levels], running[levels]
         order = np.argsort(levels, kind="stable")
         for own in np.split(order, np.flatnonzero(np.diff(levels[order])) + 1) if len(order) else ():
