@@ -86,8 +86,8 @@ def edited_index(folder: Path, edit: Callable[[CheckpointIndex], CheckpointIndex
 def edited_columns(folder: Path, columns: Mapping[str, Any]) -> None:
     """Write the index anew with other numbers in some columns of the manifest, whatever they are."""
 
-    def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[list[Any], int]:
-        return pack({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
+    def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any], **room: int) -> tuple[bytearray, int]:
+        return pack({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata, **room)
 
     with mock.patch("dcp_manifest.file.manifest_write.pack", pack_edited):
         edited_index(folder, lambda index: index)

@@ -182,8 +182,8 @@ def newer(data: bytes, major: int) -> bytes:
 def test_a_newer_version_wrote_it(tmp_path: Path, reader: str) -> None:
     folder = save(tmp_path / "root" / "checkpoint")
     path = folder / METADATA
-    path.write_bytes(newer(path.read_bytes(), 3))
-    with pytest.raises(DcpError, match=r"format 3\.0.*install a newer"):
+    path.write_bytes(newer(path.read_bytes(), 4))
+    with pytest.raises(DcpError, match=r"format 4\.0.*install a newer"):
         READERS[reader](folder)
     with pytest.raises(UnsupportedFormatError):
         read_index(path.read_bytes(), file=METADATA)
