@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dcp_manifest.errors import CorruptCheckpointError, UnsupportedFormatError
 from dcp_manifest.file.blob import BLOCK_BYTES, BLOCK_CRCS, FOOTER_BYTES, MAJOR, Blob, Footer, first_blocks, read_footer
-from dcp_manifest.file.manifest_read import ManifestReader
+from dcp_manifest.file.manifest_read import ManifestReader, add_up
 from dcp_manifest.index.column_runs import ColumnRuns
 from dcp_manifest.index.columns import BoxLayout, CheckpointIndex, border_counts, distinct, ranges, starts
 from dcp_manifest.index.levels import FEW_CHUNKS, level_starts
@@ -248,7 +248,7 @@ class _NearReader(ManifestReader):
         """Return where the wanted chunks' CRCs are, and where their running CRCs begin."""
         item_bytes = self.column("dtype.item_bytes")[self.index.tensor_dtype]
         borders, most = self.column("level.running"), self.columns["chunk.running"].count
-        if int(borders.max(initial=0)) > most or int(borders.sum()) != most:
+        if not add_up(borders, most):
             raise ValueError(f"the levels do not have {most} running CRCs")
         crcs, running = level_starts(self.chunks), starts(borders)
         levels = self.rows - self.chunk_starts[self.tensors]

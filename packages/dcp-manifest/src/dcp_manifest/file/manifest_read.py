@@ -211,7 +211,7 @@ class ManifestReader:
     def _ragged(self, name: str, counts: str | None = None) -> Any:
         """Return a column whose length is its own, or the sum of the column `counts`."""
         column = self.columns.get(name)
-        if column is None or not (counts is None or _add_up(self.column(counts), column.count)):
+        if column is None or not (counts is None or add_up(self.column(counts), column.count)):
             raise ValueError(f"the column {name} does not have the rows that the tables ask for")
         return self.column(name, total=column.count)
 
@@ -222,14 +222,14 @@ class ManifestReader:
     def whole(self) -> CheckpointIndex:
         """Return the index."""
         links, counts = self.column("link"), self.column("chain.links")
-        if not _add_up(counts, len(links)):
+        if not add_up(counts, len(links)):
             raise ValueError("the table of transforms does not match the chains")
         chains = tuple([tuple(links[start:end]) for start, end in pairwise(starts(counts).tolist())])
         index = CheckpointIndex(chains=chains, info=self.info(), **self._fields((*TENSORS, *OBJECTS, *ALIASES)))
         index.dtypes, index.files = map(tuple, self._fields(TABLES).values())
         check_column(COLUMNS["tensor.ndim"], index.tensor_ndim, {})
         total = self.count("chunk")
-        if not _add_up(index.tensor_chunks, total):
+        if not add_up(index.tensor_chunks, total):
             raise ValueError(f"the tensors do not have {total} chunks")
         index.tensor_shape = self.column("tensor.shape", total=int(index.tensor_ndim.sum(dtype=np.int64)))
         self._put_boxes(index)
@@ -266,7 +266,7 @@ class ManifestReader:
         if "level" in self._rows and not index.is_part:
             chunks, stored = index.tensor_chunks, items.stored_bytes
             borders = level_borders(chunks, stored)
-            if not _add_up(borders, len(items.running_crcs)) or not np.array_equal(
+            if not add_up(borders, len(items.running_crcs)) or not np.array_equal(
                 self.column("level.running"), borders
             ):
                 raise ValueError("the levels do not have the running CRCs of their chunks")
@@ -293,7 +293,7 @@ class ManifestReader:
         if len(names) != len(elements):
             raise ValueError(f"there are {len(elements)} paths for {len(names)} names")
         separators = self.column("path.element_bytes")
-        if not _add_up(elements, len(kinds)) or not _add_up(np.maximum(elements - 1, 0), len(separators)):
+        if not add_up(elements, len(kinds)) or not add_up(np.maximum(elements - 1, 0), len(separators)):
             raise ValueError("the lengths of the paths do not match their elements")
         texts = self.column("path.text") if "path.text.bytes" in self.columns else names
         paths: dict[str, tuple[PathElement, ...]] = dict.fromkeys(names, ()) if own_names else {}
@@ -310,7 +310,7 @@ class ManifestReader:
         return paths
 
 
-def _add_up(counts: I64, total: int) -> bool:
+def add_up(counts: I64, total: int) -> bool:
     """Sums must not overflow 64 bits."""
     return int(counts.max(initial=0)) <= total == int(counts.sum())
 
